@@ -185,7 +185,7 @@ mod peaks {
         }
     }
 
-    pub fn measure() -> Peaks {
+    pub(crate) fn measure() -> Peaks {
         let rate = |exists: bool, operations: usize, run: &dyn Fn()| {
             if exists { operations as f64 / best(400, |_| run()) } else { f64::NAN }
         };

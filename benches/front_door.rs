@@ -34,8 +34,8 @@ use axum::http::HeaderMap;
 use axum::routing::post;
 use futures::channel::mpsc;
 use futures::{SinkExt, Stream, StreamExt};
+use kvasir_attach::{AttachOptions, EngineAttachment, Receiver, Sender};
 use kvasir_proto::{BlockKey, Namespace, SlotLayout, keys, v1};
-use kvasir_store_node::attach::{AttachOptions, EngineAttachment, Receiver, Sender};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::{Request, Response, Status};
@@ -46,6 +46,8 @@ use v1::node_to_engine::Message as FromNode;
 
 const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
 const MODEL: &str = "bench";
+/// The conductor reads the tokenizer from here. The engines of this benchmark compute nothing.
+const MODEL_DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/models/tiny-deepseek-v2");
 const KEY: &str = "a-key-of-this-bench";
 const BLOCK_TOKENS: u32 = 64;
 const PROMPT_TOKENS: u32 = 512;
@@ -202,7 +204,6 @@ fn free_address() -> Result<SocketAddr, Failure> {
 
 fn start_conductor(folder: &Path, nodes: &[Node]) -> Result<(Process, SocketAddr), Failure> {
     let address = free_address()?;
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/models/tiny-deepseek-v2");
     let key_file = folder.join("key");
     std::fs::write(&key_file, KEY)?;
     let keys = format!("[[tenants]]\nname = \"bench\"\nkeys = [{{ file = {key_file:?} }}]\n");
@@ -214,7 +215,7 @@ fn start_conductor(folder: &Path, nodes: &[Node]) -> Result<(Process, SocketAddr
         free_address()?,
         free_address()?,
         folder.join("keys.toml"),
-        model,
+        MODEL_DIR,
     );
     Ok((spawn(folder, "conductor", "conductor", &config)?, address))
 }

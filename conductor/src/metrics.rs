@@ -67,7 +67,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub fn new(registry: Registry) -> Result<Metrics, prometheus::Error> {
+    pub(crate) fn new(registry: Registry) -> Result<Metrics, prometheus::Error> {
         let counter = |name, help| registered(&registry, IntCounter::new(name, help)?);
         let counters = |name, help, labels: &[&str]| {
             registered(&registry, IntCounterVec::new(Opts::new(name, help), labels)?)
@@ -228,24 +228,24 @@ impl Metrics {
     }
 
     /// For the metrics of others.
-    pub fn registry(&self) -> &Registry {
+    pub(crate) fn registry(&self) -> &Registry {
         &self.registry
     }
 
     /// Requests that wait for their turn.
-    pub fn waiting_now(&self) -> i64 {
+    pub(crate) fn waiting_now(&self) -> i64 {
         let of = |priority: Priority| self.waiting.with_label_values(&[priority.name()]).get();
         Priority::ALL.into_iter().map(of).sum()
     }
 
     /// The counters of one followed file.
-    pub fn reloads_of(&self, file: &str) -> reload::Counters {
+    pub(crate) fn reloads_of(&self, file: &str) -> reload::Counters {
         let count = |result| self.reloads.with_label_values(&[file, result]);
         reload::Counters { taken: count("taken"), refused: count("refused") }
     }
 
     /// All of the registry in Prometheus' text format.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut out = Vec::new();
         // Only a registry with two families of one name fails here; registering refuses that.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut out);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use kvasir_placement::balance::roles::RolesOptions;
 use kvasir_placement::waiting::LineOptions;
 use kvasir_placement::{InstanceProfile, LinkProfile, Profile, SsdProfile};
@@ -63,9 +64,16 @@ pub struct Conductor {
 impl Conductor {
     /// Binds the addresses and reads the models.
     ///
+    /// Public futures of this crate are boxed, so that their code is compiled here and not again in each program
+    /// that awaits them.
+    ///
     /// # Errors
     /// [`Error`] when the configuration is wrong, an address is taken or a model cannot be read.
-    pub async fn bind(config: Config) -> Result<Conductor, Error> {
+    pub fn bind(config: Config) -> BoxFuture<'static, Result<Conductor, Error>> {
+        Box::pin(Conductor::bind_and_load(config))
+    }
+
+    async fn bind_and_load(config: Config) -> Result<Conductor, Error> {
         config.check().map_err(Error::Config)?;
         if config.api_keys_file.is_some() && !config.grpc_listen.ip().is_loopback() {
             tracing::warn!(
@@ -108,7 +116,11 @@ impl Conductor {
     ///
     /// # Errors
     /// [`Error`] when the store nodes cannot be followed as configured or gRPC fails.
-    pub async fn serve(self, shutdown: CancellationToken) -> Result<(), Error> {
+    pub fn serve(self, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(self.serve_and_drain(shutdown))
+    }
+
+    async fn serve_and_drain(self, shutdown: CancellationToken) -> Result<(), Error> {
         let (http_address, grpc_address) = (self.http_address(), self.grpc_address());
         let watch_address = self.watch_address();
         let Conductor { config, http, grpc, watch, texts, proxies, metrics, access, tls } = self;
@@ -234,8 +246,8 @@ impl Conductor {
 ///
 /// # Errors
 /// [`Error`] when the configuration is wrong, an address is taken or a model cannot be read.
-pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
-    Conductor::bind(config).await?.serve(shutdown).await
+pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
+    Box::pin(async { Conductor::bind(config).await?.serve(shutdown).await })
 }
 
 type Guards = (Option<(Access, Tenants)>, Option<(Tls, TlsBytes)>);

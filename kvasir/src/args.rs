@@ -14,7 +14,7 @@ use crate::watch::{ExplainFlags, TopFlags};
 /// Disaggregated KV-cache serving for large language models.
 #[derive(Debug, clap::Parser)]
 #[command(name = "kvasir", version, after_help = "Start with `kvasir up`.")]
-pub struct Cli {
+pub(crate) struct Cli {
     /// What to log, as in `info` or `warn,kvasir_conductor=debug`. Without it the variable
     /// RUST_LOG is read; without that it is `info`, or `warn` where a command prints an
     /// answer.
@@ -26,7 +26,7 @@ pub struct Cli {
 }
 
 #[derive(Debug, clap::Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Runs a whole cluster on this machine, each part a process of its own.
     Up(Box<UpFlags>),
     /// Runs a conductor: the scheduler and the OpenAI-compatible front door.
@@ -56,7 +56,7 @@ pub enum Command {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct DaemonFlags {
+pub(crate) struct DaemonFlags {
     /// The configuration file; `kvasir config` prints what may stand in it.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
@@ -67,7 +67,7 @@ pub struct DaemonFlags {
 }
 
 #[derive(Debug, clap::Args)]
-pub struct ConfigFlags {
+pub(crate) struct ConfigFlags {
     /// Which daemon; all of them when left out.
     pub daemon: Option<daemon::Kind>,
 

@@ -23,17 +23,17 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 const SAME_WISH: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Kind {
+pub(crate) enum Kind {
     Conductor,
     StoreNode,
     Engine,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 3] = [Kind::Conductor, Kind::StoreNode, Kind::Engine];
+    pub(crate) const ALL: [Kind; 3] = [Kind::Conductor, Kind::StoreNode, Kind::Engine];
 
     /// The subcommand, and the name of the configuration file.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Conductor => "conductor",
             Kind::StoreNode => "store-node",
@@ -42,7 +42,7 @@ impl Kind {
     }
 }
 
-pub fn run(kind: Kind, flags: &DaemonFlags) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(kind: Kind, flags: &DaemonFlags) -> Result<(), Box<dyn Error>> {
     raise_file_limit();
     match kind {
         Kind::Conductor => {
@@ -98,7 +98,7 @@ where
         if flags.exit_with_stdin {
             end_with_stdin(shutdown.clone())?;
         }
-        Box::pin(start(shutdown)).await.map_err(|failure| Box::new(failure) as Box<dyn Error>)
+        start(shutdown).await.map_err(|failure| Box::new(failure) as Box<dyn Error>)
     });
     // Blocking tasks that are still computing must not hold up the end.
     runtime.shutdown_background();

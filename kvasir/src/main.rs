@@ -11,6 +11,7 @@ mod config;
 mod daemon;
 mod demo;
 mod doctor;
+mod http;
 mod memory;
 mod output;
 mod replay;

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 /// A machine that does not say has enough: the arena is touched at the start, and its failure is
 /// said there.
-pub fn available_bytes() -> u64 {
+pub(crate) fn available_bytes() -> u64 {
     available_below(Path::new("/")).unwrap_or(u64::MAX)
 }
 
 /// Reserved pages of 2 MiB that nobody has, which arenas take first and which do not count as available.
-pub fn reserved_bytes() -> u64 {
+pub(crate) fn reserved_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     reserved_in(&text)
 }

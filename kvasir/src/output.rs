@@ -6,23 +6,23 @@ use std::error::Error;
 use std::io::Write;
 
 /// A line of progress or of a result.
-pub fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 /// Text as it is, without a line end of its own.
-pub fn print(text: &str) {
+pub(crate) fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-pub fn complain(sentence: &str) {
+pub(crate) fn complain(sentence: &str) {
     let _ = writeln!(std::io::stderr().lock(), "kvasir: {sentence}");
 }
 
 /// An error and its causes as one sentence; a cause that its effect already quotes is left out.
-pub fn sentence(error: &dyn Error) -> String {
+pub(crate) fn sentence(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {

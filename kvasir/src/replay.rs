@@ -15,7 +15,7 @@ use crate::output;
 
 /// Flags of `kvasir replay`.
 #[derive(Debug, clap::Args)]
-pub struct Flags {
+pub(crate) struct Flags {
     /// The trace: one JSON object a line with `timestamp` (ms), `input_length`, `output_length` and
     /// `hash_ids`; read as zstd when its name ends in `.zst`.
     #[arg(long, value_name = "FILE", required_unless_present = "decision")]
@@ -119,7 +119,7 @@ pub struct Flags {
     seed: u64,
 }
 
-pub fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
     if let Some(path) = &flags.decision {
         return run_decisions(path);
     }

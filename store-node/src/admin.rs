@@ -11,13 +11,13 @@ use crate::node::command::{AdminCommand, Command, NodeHandle, Reply};
 
 /// See the module.
 #[derive(Debug)]
-pub struct AdminService {
+pub(crate) struct AdminService {
     node: NodeHandle,
     access: AdminAccess,
 }
 
 impl AdminService {
-    pub fn new(node: NodeHandle, access: AdminAccess) -> Self {
+    pub(crate) fn new(node: NodeHandle, access: AdminAccess) -> Self {
         AdminService { node, access }
     }
 

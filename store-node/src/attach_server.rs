@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvasir_attach::handover;
 use kvasir_proto::{SlotLayout, v1};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
@@ -18,13 +19,12 @@ use v1::objects_server::{Objects, ObjectsServer};
 use v1::store_node_server::StoreNodeServer;
 
 use crate::Error;
-use crate::attach::handover;
 use crate::grpc::NodeService;
 use crate::node::command::{Command, NodeHandle, Refused};
 use crate::pool::{Pool, Pools};
 
-pub const ATTACH_SOCKET: &str = "attach.sock";
-pub const DESCRIPTORS_SOCKET: &str = "descriptors.sock";
+pub(crate) const ATTACH_SOCKET: &str = "attach.sock";
+pub(crate) const DESCRIPTORS_SOCKET: &str = "descriptors.sock";
 
 /// The kernel's limit, without the zero at the end.
 const SOCKET_PATH_MAX: usize = 107;
@@ -36,7 +36,7 @@ const STREAMS_MAX: u32 = 256;
 
 /// Both sockets, bound.
 #[derive(Debug)]
-pub struct AttachSockets {
+pub(crate) struct AttachSockets {
     attach: UnixListener,
     descriptors: UnixListener,
     paths: [PathBuf; 2],
@@ -47,7 +47,7 @@ impl AttachSockets {
     ///
     /// # Errors
     /// One sentence, also when another node serves this directory.
-    pub fn bind(dir: &Path) -> Result<Self, Error> {
+    pub(crate) fn bind(dir: &Path) -> Result<Self, Error> {
         let failed = |what: String| move |source| Error::Io { what, source };
         let name = dir.display();
         std::fs::create_dir_all(dir)
@@ -67,7 +67,7 @@ impl AttachSockets {
     ///
     /// # Errors
     /// When the gRPC server fails.
-    pub async fn serve(
+    pub(crate) async fn serve(
         self,
         node: NodeHandle,
         pools: Arc<Pools>,

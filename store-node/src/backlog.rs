@@ -5,26 +5,26 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 /// A bounded queue to a thread, and before it what there was no room for: whoever gives bounds that.
 #[derive(Debug)]
-pub struct Backlog<T> {
+pub(crate) struct Backlog<T> {
     jobs: SyncSender<T>,
     waiting: VecDeque<T>,
 }
 
 impl<T> Backlog<T> {
     /// The thread may have so many jobs at once.
-    pub fn new(jobs_max: usize) -> (Self, Receiver<T>) {
+    pub(crate) fn new(jobs_max: usize) -> (Self, Receiver<T>) {
         let (jobs, receiver) = sync_channel(jobs_max);
         (Backlog { jobs, waiting: VecDeque::new() }, receiver)
     }
 
     /// Hands a job over without waiting.
-    pub fn give(&mut self, job: T) {
+    pub(crate) fn give(&mut self, job: T) {
         self.waiting.push_back(job);
         self.flush();
     }
 
     /// Hands over what there was no room for. Answers whether some still waits.
-    pub fn flush(&mut self) -> bool {
+    pub(crate) fn flush(&mut self) -> bool {
         while let Some(job) = self.waiting.pop_front() {
             match self.jobs.try_send(job) {
                 Ok(()) => {}

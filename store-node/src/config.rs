@@ -9,11 +9,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use kvasir_blocks::Eviction;
-use kvasir_transfer::TlsFiles;
+use kvasir_transfer::TransferTls;
 pub use kvasir_transfer::{Domain, EfaConfig, VerbsConfig, Verify};
 
-pub use self::object_store::ObjectStore;
-pub use crate::bucket::keys::Keys;
+pub use self::object_store::{Keys, ObjectStore};
 
 /// Fewer slots than this serve nobody: an engine whose blocks are too large for the arena to hold
 /// as many is refused.
@@ -122,20 +121,6 @@ pub enum TransferThread {
     Node,
 }
 
-/// Certificates of a node, or of an engine that sends queries to nodes, towards other nodes, in PEM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct TransferTls {
-    /// Its own certificate, and those between it and the authority.
-    pub certificate: Option<PathBuf>,
-    /// The certificate's private key.
-    pub key: Option<PathBuf>,
-    /// Certificates of the authorities that nodes of this cluster have theirs from.
-    pub authority: Option<PathBuf>,
-    /// The DNS name that the certificate of every node is valid for.
-    pub name: String,
-}
-
 impl TransferThread {
     pub(crate) fn is_the_nodes(self) -> bool {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -143,32 +128,6 @@ impl TransferThread {
             TransferThread::Auto => cores <= FEW_CORES,
             TransferThread::Own => false,
             TransferThread::Node => true,
-        }
-    }
-}
-
-impl Default for TransferTls {
-    fn default() -> Self {
-        TransferTls { certificate: None, key: None, authority: None, name: "kvasir".into() }
-    }
-}
-
-impl TransferTls {
-    /// What the transfer engine needs; `None` when it is off.
-    ///
-    /// # Errors
-    /// A sentence, when only some of the files are set.
-    pub fn files(&self) -> Result<Option<TlsFiles>, String> {
-        let TransferTls { certificate, key, authority, name } = self.clone();
-        match (certificate, key, authority) {
-            (None, None, None) => Ok(None),
-            (Some(certificate), Some(key), Some(authority)) => {
-                Ok(Some(TlsFiles { certificate, key, authority, name }))
-            }
-            _ => {
-                Err("`transfer_tls` needs `certificate`, `key` and `authority`, or none of them"
-                    .into())
-            }
         }
     }
 }

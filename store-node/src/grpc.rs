@@ -16,7 +16,7 @@ use crate::node::command::{Command, NodeHandle, Refused};
 use crate::node::events;
 
 /// The longest message taken: the keys of a prompt of a million tokens fit many times.
-pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 impl From<Refused> for Status {
     fn from(refused: Refused) -> Self {
@@ -38,12 +38,12 @@ impl From<Refused> for Status {
 
 /// See the module.
 #[derive(Debug)]
-pub struct NodeService {
+pub(crate) struct NodeService {
     node: NodeHandle,
 }
 
 impl NodeService {
-    pub fn new(node: NodeHandle) -> Self {
+    pub(crate) fn new(node: NodeHandle) -> Self {
         NodeService { node }
     }
 }

@@ -20,7 +20,7 @@ struct Paths {
 }
 
 /// `/metrics`, `/healthz` and `/readyz`.
-pub fn router(node: NodeHandle, registries: Vec<Registry>) -> Router {
+pub(crate) fn router(node: NodeHandle, registries: Vec<Registry>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthy))

@@ -16,7 +16,7 @@ const FLUSH_EVERY: Duration = Duration::from_millis(100);
 
 /// One layer of some pages of one share: when its writes were issued and when the last landed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LayerLine {
+pub(crate) struct LayerLine {
     pub share: Share,
     /// `None` for pages that were there before any step.
     pub step: Option<u32>,
@@ -43,7 +43,7 @@ impl LayerLine {
 
 /// The end that the node holds. Dropping it ends the thread once all lines are written.
 #[derive(Debug)]
-pub struct LayerLog {
+pub(crate) struct LayerLog {
     lines: SyncSender<LayerLine>,
     dropped: IntCounter,
 }
@@ -53,7 +53,7 @@ impl LayerLog {
     ///
     /// # Errors
     /// When the file cannot be opened or the thread not be started.
-    pub fn start(path: &Path, dropped: IntCounter) -> std::io::Result<Self> {
+    pub(crate) fn start(path: &Path, dropped: IntCounter) -> std::io::Result<Self> {
         let file = File::options().create(true).append(true).open(path)?;
         let (lines, receiver) = sync_channel(LINES_MAX);
         std::thread::Builder::new()
@@ -63,7 +63,7 @@ impl LayerLog {
     }
 
     /// Hands a line over without waiting.
-    pub fn line(&self, line: LayerLine) {
+    pub(crate) fn line(&self, line: LayerLine) {
         if self.lines.try_send(line).is_err() {
             self.dropped.inc();
         }

@@ -3,7 +3,7 @@
 //!
 //! - [`config`]: what can be set
 //! - [`mod@run`]: starting and ending
-//! - [`attach`]: what engines and clients link, and the shared memory between the two (a package of its own)
+//! - `kvasir-attach`, a package of its own: what engines and clients link, and the memory they share with the node
 //! - `ssd`: the thread beside the disk; `bucket`: the task that talks to an object store
 //! - `pool`: pages of engines' own, and the thread that copies them
 //! - `node`: the one thread that decides; `grpc`, `routes`, `admin`, `http` and `attach_server` only carry calls to it
@@ -29,7 +29,6 @@ pub mod run;
 mod ssd;
 
 pub use config::Config;
-pub use kvasir_attach as attach;
 pub use run::{Running, run, start};
 pub use ssd::uring::try_io_uring;
 

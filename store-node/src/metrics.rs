@@ -6,7 +6,7 @@ use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, 
 
 /// See the module.
 #[derive(Debug, Clone)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     slots: IntGaugeVec,
     shares: IntGauge,
     shares_ending: IntGauge,
@@ -56,7 +56,7 @@ pub struct Metrics {
 impl Metrics {
     /// # Errors
     /// When a name is registered already.
-    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+    pub(crate) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let gauge = |name: &str, help: &str| {
             let gauge = IntGauge::new(format!("kvasir_store_{name}"), help)?;
             registry.register(Box::new(gauge.clone()))?;
@@ -206,7 +206,7 @@ impl Metrics {
     }
 
     /// Sets the gauges that mirror the core.
-    pub fn set_counts(&self, counts: &Counts, now_ms: u64) {
+    pub(crate) fn set_counts(&self, counts: &Counts, now_ms: u64) {
         let states = [
             ("free", counts.free),
             ("allocated", counts.allocated),
@@ -321,7 +321,7 @@ impl Metrics {
     }
 
     /// Sets what mirrors the log of the SSD. `before` is what it last said; a log that was recovered begins at nothing.
-    pub fn set_ssd_counts(&self, before: &LogCounts, counts: &LogCounts) {
+    pub(crate) fn set_ssd_counts(&self, before: &LogCounts, counts: &LogCounts) {
         let gauges = [
             ("segments", counts.segments.into()),
             ("segments_free", counts.segments_free.into()),

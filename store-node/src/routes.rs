@@ -22,12 +22,12 @@ impl From<OpenError> for Refused {
 
 /// See the module.
 #[derive(Debug)]
-pub struct RoutesService {
+pub(crate) struct RoutesService {
     node: NodeHandle,
 }
 
 impl RoutesService {
-    pub fn new(node: NodeHandle) -> Self {
+    pub(crate) fn new(node: NodeHandle) -> Self {
         RoutesService { node }
     }
 }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use kvasir_blocks::{Blocks, BucketOptions, ReplicaOptions};
 use kvasir_proto::v1::admin_server::AdminServer;
 use kvasir_proto::v1::routes_server::RoutesServer;
@@ -24,8 +25,8 @@ use tonic::transport::server::TcpIncoming;
 use crate::Error;
 use crate::admin::AdminService;
 use crate::attach_server::AttachSockets;
-use crate::bucket::open::open;
-use crate::bucket::worker::BucketTask;
+use crate::bucket;
+use crate::bucket::jobs::BucketTask;
 use crate::config::{Config, Domain};
 use crate::grpc::{MESSAGE_BYTES_MAX, NodeService};
 use crate::http;
@@ -71,20 +72,29 @@ pub struct Running {
 ///
 /// # Errors
 /// When it cannot start or its thread ends before its time; each error is one sentence.
-pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
-    let mut running = start(config).await?;
-    tokio::select! {
-        () = shutdown.cancelled() => running.shut_down().await,
-        error = running.died() => return Err(error),
-    }
-    Ok(())
+pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
+    Box::pin(async move {
+        let mut running = start(config).await?;
+        tokio::select! {
+            () = shutdown.cancelled() => running.shut_down().await,
+            error = running.died() => return Err(error),
+        }
+        Ok(())
+    })
 }
 
 /// Starts a store node.
 ///
+/// Public futures of this crate are boxed, so that their code is compiled here and not again in each program that
+/// awaits them.
+///
 /// # Errors
 /// When it cannot start; each error is one sentence.
-pub async fn start(config: Config) -> Result<Running, Error> {
+pub fn start(config: Config) -> BoxFuture<'static, Result<Running, Error>> {
+    Box::pin(start_node(config))
+}
+
+async fn start_node(config: Config) -> Result<Running, Error> {
     config.check().map_err(Error::Config)?;
     let failed = |what: String| move |source| Error::Io { what, source };
     let listener = TcpListener::bind(config.listen)
@@ -174,7 +184,11 @@ impl Running {
     }
 
     /// Drains and ends. Once it has, again does nothing.
-    pub async fn shut_down(&mut self) {
+    pub fn shut_down(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(self.drain_and_end())
+    }
+
+    async fn drain_and_end(&mut self) {
         // When it takes no commands any more it has ended.
         tell(&self.node, || Command::Drain).await;
         if !self.ended.is_terminated() {
@@ -319,12 +333,9 @@ fn start_ssd(config: &Config, arena: &Arena, post: &Post) -> Result<Option<SsdTh
     Ok(Some(started.map_err(failed)?))
 }
 
-/// Whether the object store answers is found out by its own task.
 fn start_bucket(config: &Config, arena: &Arena, post: &Post) -> Result<Option<BucketTask>, Error> {
-    let Some(opened) = open(&config.object_store).map_err(Error::Config)? else { return Ok(None) };
     let (runtime, slots) = (tokio::runtime::Handle::current(), Arc::clone(arena.memory()));
-    let settings = config.object_store.clone();
-    Ok(Some(BucketTask::start(&runtime, settings, opened, slots, post.bucket())))
+    bucket::start(&runtime, &config.object_store, slots, post.bucket()).map_err(Error::Config)
 }
 
 fn bucket_options(config: &Config) -> BucketOptions {

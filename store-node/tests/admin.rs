@@ -1,11 +1,9 @@
 //! Nodes that are administered: lists, pins and evictions through gRPC, copies on other nodes, and
 //! drains that lose nothing.
 
-mod common;
-
 use std::io::Write;
 
-use common::*;
+use crate::common::*;
 use kvasir_proto::{BlockKey, Share, Side, v1};
 use kvasir_store_node::config::{AdminAccess, Config, Ssd};
 use tonic::Code;
@@ -171,7 +169,7 @@ async fn blocks_are_listed_inspected_pinned_and_evicted() {
     let holders: Vec<_> = found.holders.into_iter().filter_map(|holder| holder.holder).collect();
     assert_eq!(holders, [v1::block_holder::Holder::Pin(pin.pin)]);
 
-    let what = v1::evict_request::What::Namespace(common::namespace().0.to_vec());
+    let what = v1::evict_request::What::Namespace(crate::common::namespace().0.to_vec());
     let evict = v1::EvictRequest { what: Some(what) };
     let evicted = node.admin.evict(evict.clone()).await.expect("evicted").into_inner();
     assert_eq!((evicted.dram_blocks, evicted.pinned_blocks, evicted.kept_blocks), (2, 3, 2));
@@ -280,7 +278,7 @@ async fn a_copy_that_is_asked_for_is_there_with_the_same_bytes() {
     let refused = from.node.client.replicate(nobody).await.expect_err("nobody is there");
     assert_eq!(refused.code(), Code::Unavailable);
     to.drain(&[], 0).await;
-    let more = common::prompt(2, BLOCK_TOKENS);
+    let more = crate::common::prompt(2, BLOCK_TOKENS);
     from.fill(&more).await;
     let keys = BlockKey::concat(&chain(&more));
     let refused = from.node.client.replicate(v1::ReplicateRequest { keys, ..request }).await;

@@ -1,17 +1,13 @@
 //! Prefill in an engine's own pool: every layer is copied into slots and pushed while the next one is computed, and what
 //! ends early ends when the copies have.
 
-mod common;
-#[path = "../cuda/tests/emulated/mod.rs"]
-mod emulated;
-
 use std::ops::Range;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::pooled::{LAYER_BYTES, Pooled, description, gpu_memory, on_gpu};
-use common::*;
-use emulated::Emulated;
+use crate::common::pooled::{LAYER_BYTES, Pooled, description, gpu_memory, on_gpu};
+use crate::common::*;
+use crate::emulated::Emulated;
 use kvasir_proto::{BlockKey, Share, Side, v1};
 use v1::engine_to_node::Message as ToNode;
 
@@ -102,7 +98,8 @@ async fn each_layer_is_pushed_while_the_next_one_is_computed(domain: Domain) {
     pair.prefill.shows("pool_layers_total{event=\"carried\"}", 16.0).await;
     pair.prefill.shows("pool_pages{state=\"computed\"}", 0.0).await;
     // The next prompt that begins alike finds them.
-    let longer: Vec<u32> = prompt[..192].iter().copied().chain(common::prompt(9, 70)).collect();
+    let longer: Vec<u32> =
+        prompt[..192].iter().copied().chain(crate::common::prompt(9, 70)).collect();
     assert_eq!(pair.begin(2, &longer).await, 3..5);
     pair.computes.compute(P(2), &longer, 3..5, 0);
     pair.finish(2, b"2");
@@ -220,7 +217,7 @@ async fn pages_of_a_gpu_go_back_when_no_copy_reads_them() {
     pair.prefill.shows("pool_pages{state=\"dropping\"}", 3.0).await;
     gpu.set_copies_held(false);
     pair.computes.dropped(1).await;
-    pair.computes.write(&common::prompt(9, 3 * BLOCK_TOKENS), 0..3, 4);
+    pair.computes.write(&crate::common::prompt(9, 3 * BLOCK_TOKENS), 0..3, 4);
     pair.decoded(1, &prompt, b"tail").await;
     pair.prefill.has_blocks(&chain(&prompt)).await;
     pair.is_quiet().await;
@@ -341,7 +338,7 @@ async fn an_engine_that_is_killed_while_it_computes_leaves_nothing_behind() {
         (TestNode::start(Domain::Shm).await, TestNode::start(Domain::Shm).await);
     let mut decodes = FakeEngine::attach(&decode).await;
     let mut engine = Command::new(std::env::current_exe().expect("this test"))
-        .args(["--ignored", "--exact", "computing_process"])
+        .args(["--ignored", "--exact", "computed::computing_process"])
         .current_dir(prefill.attach_dir())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

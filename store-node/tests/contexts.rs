@@ -4,11 +4,9 @@
 // Names of shares that read like those of the block core's tests.
 #![allow(non_snake_case)]
 
-mod common;
-
 use std::path::Path;
 
-use common::*;
+use crate::common::*;
 use kvasir_proto::{BlockKey, Share, Side, v1};
 use tonic::Code;
 

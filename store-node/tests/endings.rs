@@ -1,8 +1,6 @@
 //! However a share ends, nothing is left behind: no slot, pin, quarantine, counter or tail room.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use kvasir_proto::{Share, Side, v1};
 
 const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);

@@ -1,13 +1,11 @@
 //! An attached engine: trusted with nothing, and never missed for long. Of several at once: `engines.rs`.
 
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::*;
+use crate::common::*;
+use kvasir_attach::{AttachError, EngineAttachment, handover};
 use kvasir_proto::{BlockKey, Share, Side, SlotLayout, v1};
-use kvasir_store_node::attach::{AttachError, EngineAttachment, handover};
 use v1::engine_to_node::Message as ToNode;
 
 const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);
@@ -63,7 +61,7 @@ async fn an_engine_that_leaves_gives_everything_back() {
     let mut engine = FakeEngine::attach(&node).await;
     let prompt = prompt(1, 2 * BLOCK_TOKENS);
     fill(&mut node, &mut engine, 1, &prompt).await;
-    let longer: Vec<u32> = prompt.iter().copied().chain(common::prompt(3, 100)).collect();
+    let longer: Vec<u32> = prompt.iter().copied().chain(crate::common::prompt(3, 100)).collect();
     node.allocate(allocate(P(2), &longer)).await.expect("room");
     engine.bind(P(2)).await;
     engine.grow(P(2), 3).await;
@@ -86,7 +84,7 @@ fn engine_process() {
     }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let options = common::engine::options(Path::new("."), layout());
+        let options = crate::common::engine::options(Path::new("."), layout());
         let attachment = EngineAttachment::connect(options).await.expect("attached");
         let mut engine = FakeEngine::new(attachment);
         engine.ask_bind(P(1));
@@ -103,7 +101,7 @@ fn engine_process() {
 async fn an_engine_that_is_killed_gives_everything_back() {
     let mut node = TestNode::start(Domain::Shm).await;
     let mut engine = Command::new(std::env::current_exe().expect("this test"))
-        .args(["--ignored", "--exact", "engine_process"])
+        .args(["--ignored", "--exact", "engine::engine_process"])
         .current_dir(node.attach_dir())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -127,7 +125,7 @@ async fn a_connection_that_is_lost_is_not_the_end_of_a_process_that_may_still_wr
     let dir = node.attach_dir();
     let socket = format!("unix://{}", dir.join("attach.sock").display());
     let mut client = v1::attach_client::AttachClient::connect(socket).await.expect("connected");
-    let options = common::engine::options(&dir, layout());
+    let options = crate::common::engine::options(&dir, layout());
     let request = v1::AttachRequest {
         instance_id: options.instance_id,
         instance_type: options.instance_type,
@@ -186,7 +184,7 @@ async fn check_expelled(misbehave: impl AsyncFnOnce(&mut FakeEngine, &[u32])) {
     let mut engine = FakeEngine::attach(&node).await;
     let prompt = prompt(1, 2 * BLOCK_TOKENS);
     fill(&mut node, &mut engine, 1, &prompt).await;
-    let longer: Vec<u32> = prompt.iter().copied().chain(common::prompt(3, 100)).collect();
+    let longer: Vec<u32> = prompt.iter().copied().chain(crate::common::prompt(3, 100)).collect();
     node.allocate(allocate(P(2), &longer)).await.expect("room");
     let bound = engine.bind(P(2)).await;
     assert_eq!(bound.cached_tokens, 2 * BLOCK_TOKENS);

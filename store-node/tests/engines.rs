@@ -1,12 +1,10 @@
 //! Several engines on one node: they share its cache and nothing else. What ends one of them ends nothing of another.
 
-mod common;
-
 use std::process::{Command, Stdio};
 
-use common::*;
+use crate::common::*;
+use kvasir_attach::{AttachError, AttachOptions, EngineAttachment};
 use kvasir_proto::{BlockKey, Share, Side, SlotLayout, v1};
-use kvasir_store_node::attach::{AttachError, AttachOptions, EngineAttachment};
 use kvasir_store_node::config::TransferThread;
 use v1::engine_to_node::Message as ToNode;
 
@@ -190,7 +188,7 @@ fn engine_process() {
     }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let mut options = common::engine::options(std::path::Path::new("."), layout());
+        let mut options = crate::common::engine::options(std::path::Path::new("."), layout());
         options.instance_id = "killed".into();
         let attachment = EngineAttachment::connect(options).await.expect("attached");
         let mut engine = FakeEngine::new(attachment);
@@ -209,7 +207,7 @@ async fn an_engine_that_is_killed_takes_nothing_of_the_other_with_it() {
     let mut node = TestNode::start(Domain::Shm).await;
     let mut lives = FakeEngine::attach_as(&node, "lives").await;
     let mut killed = Command::new(std::env::current_exe().expect("this test"))
-        .args(["--ignored", "--exact", "engine_process"])
+        .args(["--ignored", "--exact", "engines::engine_process"])
         .current_dir(node.attach_dir())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -1,8 +1,6 @@
 //! Pushes that will never be whole: the decode side hears of it, long before its lease is over.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use kvasir_proto::{Share, Side, v1};
 use v1::node_to_engine::Message as FromNode;
 

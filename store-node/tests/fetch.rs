@@ -1,8 +1,6 @@
 //! Blocks that come from another node before prefill begins.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use kvasir_proto::{Share, Side, v1};
 
 const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);

@@ -3,18 +3,14 @@
 // Names of shares that read like those of the block core's tests.
 #![allow(non_snake_case)]
 
-mod common;
-#[path = "../cuda/tests/emulated/mod.rs"]
-mod emulated;
-
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::pooled::{LAYER_BYTES, Pooled, description, gpu_memory, on_gpu};
-use common::*;
-use emulated::Emulated;
+use crate::common::pooled::{LAYER_BYTES, Pooled, description, gpu_memory, on_gpu};
+use crate::common::*;
+use crate::emulated::Emulated;
 use futures::StreamExt;
 use kvasir_proto::{BlockKey, Share, Side, v1};
 use v1::engine_to_node::Message as ToNode;
@@ -97,7 +93,7 @@ async fn blocks_of_a_pool_are_announced_copied_and_found_by_others() {
     // They outlive their pages.
     pooled.drop_pages(2, 7..12).await;
     known.sees(&keys, Some(v1::Tier::Dram)).await;
-    pooled.write(&common::prompt(9, 5 * BLOCK_TOKENS), 0..5, 7);
+    pooled.write(&crate::common::prompt(9, 5 * BLOCK_TOKENS), 0..5, 7);
     pooled.engine.holds(&prompt, &got.slots, 0..5);
     counted(&node, "dropped_unsunk", 0.0).await;
 }
@@ -111,7 +107,7 @@ async fn pages_may_be_dropped_while_they_are_copied() {
         pooled.write_and_hold(&prompt, 3);
         pooled.drop_pages(round.into(), 3..6).await;
         // The engine may write them now, and what was copied is what was there before.
-        pooled.write(&common::prompt(1_000 + round, 3 * BLOCK_TOKENS), 0..3, 3);
+        pooled.write(&crate::common::prompt(1_000 + round, 3 * BLOCK_TOKENS), 0..3, 3);
         node.has_blocks(&chain(&prompt)).await;
         let handle = 100 + u64::from(round);
         let keys = BlockKey::concat(&chain(&prompt));
@@ -143,7 +139,7 @@ async fn pages_are_filled_from_slots() {
     let longer: Vec<u32> = prompt.iter().copied().chain(0..BLOCK_TOKENS).collect();
     assert_eq!(pooled.fill(3, &longer, 24..26).await, 1);
     assert!(pooled.has(&prompt, 3..4, 24));
-    assert_eq!(pooled.fill(4, &common::prompt(4, BLOCK_TOKENS), 30..31).await, 0);
+    assert_eq!(pooled.fill(4, &crate::common::prompt(4, BLOCK_TOKENS), 30..31).await, 0);
     node.is_quiet().await;
     // Whoever says so holds them then.
     let mut known = Known::subscribe(&mut node).await;
@@ -266,7 +262,7 @@ async fn an_engine_that_names_pages_which_are_not_its_own_is_detached() {
     known.sees(&chain(&prompt), Some(v1::Tier::Vram)).await;
     node.has_blocks(&chain(&prompt)).await;
     // Held already.
-    pooled.write_and_hold(&common::prompt(2, BLOCK_TOKENS), 5);
+    pooled.write_and_hold(&crate::common::prompt(2, BLOCK_TOKENS), 5);
     until("it is detached", async || (!pooled.engine.attachment.is_connected()).then_some(()))
         .await;
     known.sees(&chain(&prompt), Some(v1::Tier::Dram)).await;
@@ -427,7 +423,7 @@ async fn an_engine_that_is_killed_leaves_nothing_announced() {
     let mut node = TestNode::start(Domain::Shm).await;
     let mut known = Known::subscribe(&mut node).await;
     let mut engine = Command::new(std::env::current_exe().expect("this test"))
-        .args(["--ignored", "--exact", "pooled_process"])
+        .args(["--ignored", "--exact", "pools::pooled_process"])
         .current_dir(node.attach_dir())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

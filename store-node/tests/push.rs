@@ -1,9 +1,7 @@
 //! Prefill on one node, decoding on another: every page arrives, byte for byte, whatever the order
 //! of events.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use kvasir_proto::{Share, Side, v1};
 use kvasir_store_node::config::TransferThread;
 

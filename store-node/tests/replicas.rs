@@ -1,12 +1,10 @@
 //! Copies that a node makes by itself, on the nodes that its configuration names: of what many ask for, and of
 //! contexts that are to be on several nodes.
 
-mod common;
-
 use std::net::SocketAddr;
 use std::path::Path;
 
-use common::*;
+use crate::common::*;
 use kvasir_proto::{BlockKey, Share, Side, v1};
 use kvasir_store_node::config::{Config, Ssd};
 use tonic::Code;

@@ -4,11 +4,9 @@
 // Names of shares that read like those of the block core's tests.
 #![allow(non_snake_case)]
 
-mod common;
-
 use std::path::Path;
 
-use common::*;
+use crate::common::*;
 use kvasir_proto::{Share, Side, SlotLayout, v1};
 use kvasir_store_node::config::{Config, SsdIo};
 
@@ -90,7 +88,7 @@ impl Tiered {
             }
             assert!(seed < 600, "they stay");
             self.settled().await;
-            self.prefill(&common::prompt(seed, 6 * BLOCK_TOKENS + 1)).await;
+            self.prefill(&crate::common::prompt(seed, 6 * BLOCK_TOKENS + 1)).await;
         }
     }
 

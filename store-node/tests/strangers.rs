@@ -1,11 +1,9 @@
 //! Writers that do not behave: silent ones are cut off for good, and what they send is not believed.
 
-mod common;
-
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use kvasir_proto::{Side, v1};
 use kvasir_transfer::{
     Completion, Endpoint, Handlers, Outcome, PeerId, RegionDesc, Source, TransferConfig,

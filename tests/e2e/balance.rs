@@ -1,17 +1,15 @@
 //! Engines that can do both are told what to do as the load moves from long prompts to long answers. Two
 //! conductors serve, both follow, and no request notices.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::cluster::Cluster;
+use crate::support::eventually;
+use crate::support::second::Second;
+use crate::support::vectors::Variant;
 use futures::future::join_all;
 use serde_json::{Value, json};
-use support::cluster::Cluster;
-use support::eventually;
-use support::second::Second;
-use support::vectors::Variant;
 
 /// A bound for a broken system, not something that is measured.
 const MOVED_WITHIN: Duration = Duration::from_secs(120);

@@ -1,15 +1,13 @@
 //! Requests that begin alike and come at once bring their beginning once, and nobody can tell from the tokens.
 
-mod support;
-
+use crate::support::answers::{check_case, reusable_tokens};
+use crate::support::cluster::Cluster;
+use crate::support::expected::Expected;
+use crate::support::hears_of;
+use crate::support::vectors::{BLOCK_BYTES, BLOCK_TOKENS, Case, Variant, ids};
 use futures::StreamExt;
 use futures::future::join_all;
 use serde_json::{Value, json};
-use support::answers::{check_case, reusable_tokens};
-use support::cluster::Cluster;
-use support::expected::Expected;
-use support::hears_of;
-use support::vectors::{BLOCK_BYTES, BLOCK_TOKENS, Case, Variant, ids};
 
 const COMPUTED: &str = "kvasir_engine_prompt_tokens_computed_total";
 const AT_ONCE: usize = 4;

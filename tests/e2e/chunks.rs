@@ -1,13 +1,11 @@
 //! A document in the middle of a prompt that was computed as a prompt of its own is found and used there where
 //! the client asks for that; the tokens are the same whichever way it comes, and whatever is lost on the way.
 
-mod support;
-
+use crate::support::cluster::Cluster;
+use crate::support::keyed::Keyed;
+use crate::support::vectors::{BLOCK_TOKENS, Case, Variant, ids};
+use crate::support::{eventually, hears_of};
 use serde_json::{Value, json};
-use support::cluster::Cluster;
-use support::keyed::Keyed;
-use support::vectors::{BLOCK_TOKENS, Case, Variant, ids};
-use support::{eventually, hears_of};
 
 /// Where the document stands, in tokens; neither end is one of a block.
 const START: usize = 200;

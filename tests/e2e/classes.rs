@@ -1,12 +1,10 @@
 //! Prompts that say that they will not come again take no room from those that may.
 
-mod support;
-
+use crate::support::answers::cached_tokens;
+use crate::support::cluster::Cluster;
+use crate::support::hears_of;
+use crate::support::vectors::BLOCK_TOKENS;
 use serde_json::{Value, json};
-use support::answers::cached_tokens;
-use support::cluster::Cluster;
-use support::hears_of;
-use support::vectors::BLOCK_TOKENS;
 
 const EVENTS: &str = "kvasir_store_core_events_total";
 /// Each of a prompt has so many whole blocks, and a part of another one.

@@ -1,17 +1,15 @@
 //! Two conductors serve one cluster, and one of them is killed under load and started again. Nobody
 //! else notices, and once it says that it is ready it knows again where everything is.
 
-mod support;
-
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
+use crate::support::answers::{cached_tokens, reusable_tokens};
+use crate::support::cluster::Cluster;
+use crate::support::second::Second;
+use crate::support::vectors::{BLOCK_TOKENS, Variant};
 use futures::future::join_all;
 use serde_json::{Value, json};
-use support::answers::{cached_tokens, reusable_tokens};
-use support::cluster::Cluster;
-use support::second::Second;
-use support::vectors::{BLOCK_TOKENS, Variant};
 
 /// Where a prompt is computed decides what of it is found, so there is a choice of three.
 const FLAGS: &str = "--prefill 3 --decode 1 --chunk-tokens 64 --arena-bytes 192MiB \

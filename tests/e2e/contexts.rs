@@ -1,16 +1,14 @@
 //! Contexts on real clusters: what was promised outlives conductors and store nodes, and ends when it is
 //! dropped.
 
-mod support;
-
 use std::process::{Command, Stdio};
 
+use crate::support::answers::{cached_tokens, check_case, reusable_tokens};
+use crate::support::cluster::{Cluster, KVASIR};
+use crate::support::keyed::Keyed;
+use crate::support::vectors::{BLOCK_TOKENS, Case, Variant};
+use crate::support::{eventually, lose_cache};
 use serde_json::{Value, json};
-use support::answers::{cached_tokens, check_case, reusable_tokens};
-use support::cluster::{Cluster, KVASIR};
-use support::keyed::Keyed;
-use support::vectors::{BLOCK_TOKENS, Case, Variant};
-use support::{eventually, lose_cache};
 
 const CONTEXTS: &str = "/v1/contexts";
 const TTL_S: u64 = 5_000;

@@ -1,18 +1,16 @@
 //! A decode node is drained under load: nobody notices, what was kept there is kept by the other, and it
 //! serves again when it is told to.
 
-mod support;
-
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::answers::{cached_tokens, check_case, reusable_tokens};
+use crate::support::cluster::{Cluster, KVASIR};
+use crate::support::load::{Amount, Fault, all_answered, load};
+use crate::support::stored::Stored;
+use crate::support::vectors::{BLOCK_TOKENS, Case, Variant};
+use crate::support::{eventually, lose_cache};
 use serde_json::Value;
-use support::answers::{cached_tokens, check_case, reusable_tokens};
-use support::cluster::{Cluster, KVASIR};
-use support::load::{Amount, Fault, all_answered, load};
-use support::stored::Stored;
-use support::vectors::{BLOCK_TOKENS, Case, Variant};
-use support::{eventually, lose_cache};
 
 const DECODE: [&str; 2] = ["decode-1-node", "decode-2-node"];
 const GENERATED: &str = "kvasir_engine_answer_tokens_total";

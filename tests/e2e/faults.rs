@@ -2,15 +2,13 @@
 //! or a clear error, the rest serves on, and afterwards nothing is left over and the killed process
 //! is back at work. Each test loads the machine; see `--nocapture` for how the requests ended.
 
-mod support;
-
 use std::time::Duration;
 
-use support::cluster::Cluster;
-use support::eventually;
-use support::load::{Amount, Fault, Tallies, all_answered, load};
-use support::rest::comes_to_rest;
-use support::vectors::{Variant, ids};
+use crate::support::cluster::Cluster;
+use crate::support::eventually;
+use crate::support::load::{Amount, Fault, Tallies, all_answered, load};
+use crate::support::rest::comes_to_rest;
+use crate::support::vectors::{Variant, ids};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Either half has room and time for all of the load, so that what is refused is refused for the fault: how fast a

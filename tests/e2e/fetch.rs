@@ -1,12 +1,10 @@
 //! What another node holds is fetched and not computed again, and nobody can tell from the tokens.
 
-mod support;
-
-use support::answers::{cached_tokens, check_case, check_many, reusable_tokens};
-use support::cluster::Cluster;
-use support::expected::Expected;
-use support::vectors::{BLOCK_BYTES, BLOCK_TOKENS, Case, Variant, ids};
-use support::{hears_of, lose_cache};
+use crate::support::answers::{cached_tokens, check_case, check_many, reusable_tokens};
+use crate::support::cluster::Cluster;
+use crate::support::expected::Expected;
+use crate::support::vectors::{BLOCK_BYTES, BLOCK_TOKENS, Case, Variant, ids};
+use crate::support::{hears_of, lose_cache};
 
 const COMPUTED: &str = "kvasir_engine_prompt_tokens_computed_total";
 const PLACED: &str = "kvasir_conductor_placements_total";

@@ -1,19 +1,14 @@
 //! Checkpoints that are in no file: other sizes, other seeds, made here. What a cluster says of them
 //! is compared with an independent implementation in float64.
 
-#[path = "../../engines/reference/tests/support/checkpoint.rs"]
-#[allow(dead_code, reason = "made for more tests than this one")]
-mod checkpoint;
-mod support;
-
 use std::path::Path;
 
-use checkpoint::{IndexerSizes, Sizes, random_checkpoint};
-use support::answers::{cached_tokens, check_case, reusable_tokens};
-use support::cluster::Cluster;
-use support::expected::Expected;
-use support::lose_cache;
-use support::vectors::{Case, Variant};
+use crate::checkpoint::{IndexerSizes, Sizes, random_checkpoint};
+use crate::support::answers::{cached_tokens, check_case, reusable_tokens};
+use crate::support::cluster::Cluster;
+use crate::support::expected::Expected;
+use crate::support::lose_cache;
+use crate::support::vectors::{Case, Variant};
 
 const ANSWER_TOKENS: u32 = 16;
 /// Around a block's end, several blocks, and more than a chunk of every size.

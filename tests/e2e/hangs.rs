@@ -1,18 +1,16 @@
 //! A process that hangs instead of dying (SIGSTOP): requests end by their deadline, the rest serves
 //! on, leases end what the hanging one held, and once it goes on nothing is left over.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::cluster::Cluster;
+use crate::support::eventually;
+use crate::support::load::{Amount, Fault, Tallies, all_answered, load};
+use crate::support::rest::comes_to_rest;
+use crate::support::vectors::Variant;
 use futures::StreamExt;
 use rustix::process::Signal;
 use serde_json::json;
-use support::cluster::Cluster;
-use support::eventually;
-use support::load::{Amount, Fault, Tallies, all_answered, load};
-use support::rest::comes_to_rest;
-use support::vectors::Variant;
 
 const DEADLINE: Duration = Duration::from_secs(8);
 const FLAGS: &str = "--prefill 2 --decode 2 --lease-ms 1000 --request-deadline-ms 8000 \

@@ -1,18 +1,16 @@
 //! What strangers send: nothing panics, nothing leaks, and nobody else waits for it.
 
-mod support;
-
 use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
+use crate::support::cluster::Cluster;
+use crate::support::eventually;
+use crate::support::rest::comes_to_rest;
+use crate::support::vectors::{Case, Variant, ids};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
-use support::cluster::Cluster;
-use support::eventually;
-use support::rest::comes_to_rest;
-use support::vectors::{Case, Variant, ids};
 
 const CONNECTIONS: usize = 1_000;
 const SILENT_READERS: usize = 2;

@@ -1,16 +1,14 @@
 //! Stored bytes that have changed are found by their checksums before anybody computes with them:
 //! the copy is dropped and the request computes what is missing.
 
-mod support;
-
+use crate::support::answers::{cached_tokens, check_case, reusable_tokens};
+use crate::support::cluster::Cluster;
+use crate::support::lose_cache;
+use crate::support::stored::Stored;
+use crate::support::vectors::{BLOCK_BYTES, BLOCK_TOKENS, Case, Variant, ids};
 use kvasir_proto::v1;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-use support::answers::{cached_tokens, check_case, reusable_tokens};
-use support::cluster::Cluster;
-use support::lose_cache;
-use support::stored::Stored;
-use support::vectors::{BLOCK_BYTES, BLOCK_TOKENS, Case, Variant, ids};
 
 const COMPUTED: &str = "kvasir_engine_prompt_tokens_computed_total";
 const CORRUPT: &str = "kvasir_store_corrupt_blocks_total";

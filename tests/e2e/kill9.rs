@@ -19,8 +19,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::*;
+use kvasir_attach::EngineAttachment;
 use kvasir_proto::{BlockKey, Share, Side, v1};
-use kvasir_store_node::attach::EngineAttachment;
 use kvasir_store_node::config::{Config, Ssd};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};

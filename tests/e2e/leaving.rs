@@ -1,17 +1,15 @@
 //! A client that goes away, in every phase of its request: the work stops, and nothing is left over
 //! on any process. Leases are long here, so that it is not they that clean up.
 
-mod support;
-
 use std::time::Duration;
 
+use crate::support::cluster::Cluster;
+use crate::support::eventually;
+use crate::support::load::{Amount, all_answered};
+use crate::support::rest::comes_to_rest;
+use crate::support::vectors::Variant;
 use futures::StreamExt;
 use serde_json::{Value, json};
-use support::cluster::Cluster;
-use support::eventually;
-use support::load::{Amount, all_answered};
-use support::rest::comes_to_rest;
-use support::vectors::Variant;
 use tokio::task::JoinHandle;
 
 const REST_WITHIN: Duration = Duration::from_secs(20);

@@ -3,15 +3,13 @@
 //!
 //! Alone in its file, so that no other cluster takes the cores meanwhile.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::support::cluster::Cluster;
+use crate::support::eventually;
+use crate::support::vectors::Variant;
 use serde_json::Value;
-use support::cluster::Cluster;
-use support::eventually;
-use support::vectors::Variant;
 
 const LAYERS: u64 = 3;
 

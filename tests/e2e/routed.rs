@@ -1,23 +1,18 @@
 //! A prefix that stays on other nodes is attended there, and nobody can tell from the tokens; whatever is lost
 //! on the way, the tokens are the same.
 
-#[path = "../../engines/reference/tests/support/checkpoint.rs"]
-#[allow(dead_code, reason = "made for more tests than this one")]
-mod checkpoint;
-mod support;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use checkpoint::{IndexerSizes, Sizes, random_checkpoint};
+use crate::checkpoint::{IndexerSizes, Sizes, random_checkpoint};
+use crate::support::answers::{check_many, reusable_tokens};
+use crate::support::cluster::Cluster;
+use crate::support::eventually;
+use crate::support::expected::Expected;
+use crate::support::peers::{Ask, LONG_LEASE_MS, Peer, tokens};
+use crate::support::vectors::{Case, ROW_VALUES, Variant};
 use futures::future::join_all;
 use rustix::process::Signal;
-use support::answers::{check_many, reusable_tokens};
-use support::cluster::Cluster;
-use support::eventually;
-use support::expected::Expected;
-use support::peers::{Ask, LONG_LEASE_MS, Peer, tokens};
-use support::vectors::{Case, ROW_VALUES, Variant};
 
 /// Of both models: heads, layers, and the values of a row that are the value.
 const HEADS: f64 = 4.0;

@@ -1,15 +1,13 @@
 //! Several engines on one store node: the tokens of the reference, whichever engine computes and whichever decodes; and
 //! one of them that is killed takes nothing of the others with it.
 
-mod support;
-
 use std::time::Duration;
 
-use support::cluster::Cluster;
-use support::eventually;
-use support::load::{Amount, Fault, Tallies, all_answered, load};
-use support::rest::comes_to_rest;
-use support::vectors::Variant;
+use crate::support::cluster::Cluster;
+use crate::support::eventually;
+use crate::support::load::{Amount, Fault, Tallies, all_answered, load};
+use crate::support::rest::comes_to_rest;
+use crate::support::vectors::Variant;
 
 const FLAGS: &str = "--chunk-tokens 64 --lease-ms 1000 --arena-bytes 192MiB \
                      --ttft-objective-ms 3600000 --tbt-objective-ms 3600000";

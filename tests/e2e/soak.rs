@@ -5,21 +5,19 @@
 //! dropped; clients of objects that open a node, get objects from it and from the other one, and go while they hold some. After each round the cluster comes to rest (no
 //! pin, share, quarantined slot, counter or operation anywhere), and each process is looked at: private memory,
 //! descriptors, threads. A minute at most by default; twenty are
-//! `KVASIR_SOAK_S=1200 cargo test --release -p kvasir --test soak -- --nocapture`.
-
-mod support;
+//! `KVASIR_SOAK_S=1200 cargo test --release -p kvasir --test e2e -- --nocapture soak::`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use crate::support::cluster::Cluster;
+use crate::support::rest::comes_to_rest;
 use futures::StreamExt;
 use kvasir_client::{Class, Client, Error, Key, OpenOptions, PutOptions};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde_json::json;
-use support::cluster::Cluster;
-use support::rest::comes_to_rest;
 
 /// In the time that is asked for; with those until the SSDs are clean it takes longer.
 const ROUNDS: usize = ROUNDS_SEEN + ROUNDS_WARM;

@@ -1,17 +1,15 @@
 //! Blocks on disk: what is kept there outlives its node's process, and a bad disk costs time, never an
 //! answer.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::answers::{cached_tokens, check_case, reusable_tokens};
+use crate::support::cluster::Cluster;
+use crate::support::stored::Stored;
+use crate::support::vectors::{BLOCK_TOKENS, Case, Variant};
+use crate::support::{eventually, hears_of, lose_cache};
 use kvasir_proto::v1;
 use kvasir_proto::v1::scheduler_client::SchedulerClient;
-use support::answers::{cached_tokens, check_case, reusable_tokens};
-use support::cluster::Cluster;
-use support::stored::Stored;
-use support::vectors::{BLOCK_TOKENS, Case, Variant};
-use support::{eventually, hears_of, lose_cache};
 
 const RISEN: &str = "kvasir_store_core_events_total";
 

@@ -1,11 +1,9 @@
 //! Every token of the reference vectors comes out of a real cluster, however its cache travelled.
 
-mod support;
-
+use crate::support::answers::{cached_tokens, check_case, reusable_tokens};
+use crate::support::cluster::Cluster;
+use crate::support::vectors::{BLOCK_BYTES, Case, Variant};
 use futures::future::join_all;
-use support::answers::{cached_tokens, check_case, reusable_tokens};
-use support::cluster::Cluster;
-use support::vectors::{BLOCK_BYTES, Case, Variant};
 
 /// Longer prompts take longer than a request may, in a virtual machine without acceleration.
 const EMULATED_TOKENS_MAX: usize = 400;
@@ -54,7 +52,7 @@ async fn prefill_and_decode_apart_over_tcp_give_the_reference_tokens() {
 
 #[tokio::test]
 async fn prefill_and_decode_apart_over_verbs_give_the_reference_tokens() {
-    if !support::has_rdma() {
+    if !crate::support::has_rdma() {
         return;
     }
     // Where devices are emulated, processors are too.

@@ -1,14 +1,12 @@
 //! `kvasir up` as a user meets it: what it refuses, what it promises of its processes.
 
-mod support;
-
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use support::cluster::{Cluster, KVASIR, is_alive};
-use support::eventually;
-use support::vectors::{Variant, ids};
+use crate::support::cluster::{Cluster, KVASIR, is_alive};
+use crate::support::eventually;
+use crate::support::vectors::{Variant, ids};
 
 fn kvasir(arguments: &[&str]) -> Output {
     Command::new(KVASIR).args(arguments).stdin(Stdio::null()).output().expect("it can be started")

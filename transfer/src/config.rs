@@ -215,3 +215,46 @@ impl Default for TransferConfig {
         }
     }
 }
+
+/// Certificates of a node, or of an engine that sends queries to nodes, towards other nodes, in PEM. Part of the
+/// configuration of both.
+#[derive(
+    Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
+)]
+#[serde(deny_unknown_fields, default)]
+pub struct TransferTls {
+    /// Its own certificate, and those between it and the authority.
+    pub certificate: Option<PathBuf>,
+    /// The certificate's private key.
+    pub key: Option<PathBuf>,
+    /// Certificates of the authorities that nodes of this cluster have theirs from.
+    pub authority: Option<PathBuf>,
+    /// The DNS name that the certificate of every node is valid for.
+    pub name: String,
+}
+
+impl Default for TransferTls {
+    fn default() -> Self {
+        TransferTls { certificate: None, key: None, authority: None, name: "kvasir".into() }
+    }
+}
+
+impl TransferTls {
+    /// What the transfer engine needs; `None` when it is off.
+    ///
+    /// # Errors
+    /// A sentence, when only some of the files are set.
+    pub fn files(&self) -> Result<Option<TlsFiles>, String> {
+        let TransferTls { certificate, key, authority, name } = self.clone();
+        match (certificate, key, authority) {
+            (None, None, None) => Ok(None),
+            (Some(certificate), Some(key), Some(authority)) => {
+                Ok(Some(TlsFiles { certificate, key, authority, name }))
+            }
+            _ => {
+                Err("`transfer_tls` needs `certificate`, `key` and `authority`, or none of them"
+                    .into())
+            }
+        }
+    }
+}

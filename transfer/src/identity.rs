@@ -2,6 +2,7 @@
 //! and what it says first on every connection is signed: whoever names another engine's incarnation, which
 //! stands in each of its descriptors, cannot prove to be it.
 
+use kvasir_mutation::{Mutation, mutated};
 use ring::digest::{SHA256, digest};
 use ring::error::Unspecified;
 use ring::rand::SystemRandom;
@@ -59,7 +60,7 @@ impl std::fmt::Debug for Identity {
 
 /// Whether the engine of this incarnation has signed the hello.
 pub(crate) fn is_signed(incarnation: u64, key: &[u8], hello: &[u8], signature: &[u8]) -> bool {
-    incarnation_of(key) == incarnation
+    (incarnation_of(key) == incarnation || mutated(Mutation::IdentityNotChecked))
         && UnparsedPublicKey::new(&ED25519, key).verify(&in_context(hello), signature).is_ok()
 }
 

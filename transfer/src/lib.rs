@@ -61,7 +61,8 @@ pub mod write;
 
 pub use completion::{Completion, CompletionFlag, CompletionFuture};
 pub use config::{
-    Domain, EfaConfig, Handshake, TlsError, TlsFiles, TransferConfig, VerbsConfig, Verify,
+    Domain, EfaConfig, Handshake, TlsError, TlsFiles, TransferConfig, TransferTls, VerbsConfig,
+    Verify,
 };
 pub use driver::Driver;
 pub use endpoint::{Endpoint, WireError};

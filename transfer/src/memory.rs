@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use kvasir_checksum::{Checksum, Stores};
+use kvasir_mutation::{Mutation, mutated};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -197,7 +198,9 @@ impl SharedMemory {
         rustix::fs::ftruncate(&fd, bytes as u64).map_err(system("ftruncate"))?;
         // Mapped first: a seal against future writing only spares mappings that exist.
         let memory = Self::map(fd, bytes, Access::ReadWrite)?;
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | more;
+        let is_unsealed = mutated(Mutation::MemoryNotSealed);
+        let shrink = if is_unsealed { SealFlags::empty() } else { SealFlags::SHRINK };
+        let seals = shrink | SealFlags::GROW | SealFlags::SEAL | more;
         rustix::fs::fcntl_add_seals(&memory.fd, seals).map_err(system("seal"))?;
         Ok(memory)
     }

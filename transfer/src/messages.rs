@@ -12,6 +12,8 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kvasir_mutation::{Mutation, mutated};
+
 /// No engine has larger buffers.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
@@ -74,7 +76,7 @@ impl Messages {
     /// Makes a message of what was received, and leaves an empty buffer in its place. `None` while all
     /// are with the application. Only the worker lends.
     pub(crate) fn lend(&self, received: &mut Vec<u8>) -> Option<Message> {
-        if self.is_exhausted() {
+        if self.is_exhausted() && !mutated(Mutation::MessageBuffersUnbounded) {
             return None;
         }
         self.0.lent.fetch_add(1, Ordering::Relaxed);

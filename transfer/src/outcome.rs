@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 use std::task::Waker;
 use std::time::Duration;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::Outcome;
 
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering};
@@ -56,7 +57,9 @@ impl OutcomeCell {
             if let Some(outcome) = state.outcome {
                 return outcome;
             }
-            state.is_waiting = true;
+            if !mutated(Mutation::OutcomeWaiterNotWoken) {
+                state.is_waiting = true;
+            }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -78,7 +81,7 @@ impl OutcomeCell {
     /// The waker is woken when it is set.
     pub(crate) fn poll(&self, waker: &Waker) -> Option<Outcome> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.outcome.is_none() {
+        if state.outcome.is_none() && !mutated(Mutation::WakerNotKept) {
             state.waker = Some(waker.clone());
         }
         state.outcome

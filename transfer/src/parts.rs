@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, PoisonError};
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::{Outcome, Refusal, WriteError};
 
 use crate::payload::Waiter;
@@ -95,11 +96,14 @@ impl Join {
 
     pub(crate) fn part_ended(&self, part: u32, outcome: Outcome) {
         let code = encode(outcome);
-        self.outcomes.0[part as usize].store(code, Ordering::Release);
+        let is_early = mutated(Mutation::PartVisibleBeforeItsBytes);
+        let order = if is_early { Ordering::Relaxed } else { Ordering::Release };
+        self.outcomes.0[part as usize].store(code, order);
         if code != DONE && self.first_error.load(Ordering::Relaxed) == PENDING {
             self.first_error.store(code, Ordering::Relaxed);
         }
-        if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+        let last = 1 + usize::from(mutated(Mutation::JoinEndsBeforeItsParts));
+        if self.left.fetch_sub(1, Ordering::AcqRel) > last {
             return;
         }
         let done = self.done.lock().unwrap_or_else(PoisonError::into_inner).take();

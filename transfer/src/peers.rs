@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::SessionId;
 
 use crate::endpoint::Endpoint;
@@ -148,7 +149,8 @@ impl Peers {
     /// Whether a connection that knows of `cut_offs` may be taken; else how many there were.
     pub(crate) fn admit(&self, incarnation: u64, cut_offs: u64) -> Result<(), u64> {
         let cut_here = self.peers.get(&incarnation).map_or(self.cut_unknown, |peer| peer.cut_here);
-        if cut_offs == cut_here { Ok(()) } else { Err(cut_here) }
+        let is_ignored = mutated(Mutation::CutOffIgnoredOnReconnect) && cut_offs < cut_here;
+        if cut_offs == cut_here || is_ignored { Ok(()) } else { Err(cut_here) }
     }
 
     /// What the next connection to the peer says about cut-offs.

@@ -10,6 +10,8 @@
 
 use std::sync::Arc;
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::memory::{RangeError, SharedMemory};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -147,7 +149,9 @@ impl Producer {
             copied.map_err(|_| Corrupt)?;
         }
         self.tail = end;
-        self.shared.word(TAIL).store(end, Ordering::Release);
+        let is_early = mutated(Mutation::RecordVisibleBeforeItsBytes);
+        let order = if is_early { Ordering::Relaxed } else { Ordering::Release };
+        self.shared.word(TAIL).store(end, order);
         Ok(())
     }
 

@@ -5,12 +5,15 @@
 //! so no work is slept through. (The flag may lie in memory that another process spoils: then that
 //! process is woken too often or not at all, and nobody else is harmed.)
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::sync::{AtomicU32, Ordering, fence};
 
 /// Raises the sleeper's flag. Work must be looked for once more before sleeping.
 pub fn announce_sleep(sleeping: &AtomicU32) {
     sleeping.store(1, Ordering::Relaxed);
-    fence(Ordering::SeqCst);
+    let is_weak = mutated(Mutation::SleeperNotSeen);
+    fence(if is_weak { Ordering::Release } else { Ordering::SeqCst });
 }
 
 /// Lowers the flag again.

@@ -56,11 +56,11 @@ struct QueuePart {
 
 impl QueueParts {
     /// Memory beside its own.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.waiting)
     }
 
-    pub fn times_us(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn times_us(&self) -> impl Iterator<Item = u64> {
         let parts = self.first.iter().chain(&self.waiting);
         let times = parts.flat_map(|part| [part.rank_us, part.predicted_us]);
         times.chain([self.first_since_us])

@@ -148,7 +148,7 @@ pub(crate) struct Question {
 
 impl Question {
     /// Of the first of these holders, or of as many more as are worth it.
-    pub fn answer_over(
+    pub(crate) fn answer_over(
         &self,
         holders: &[Asked],
         routing: &Routing,
@@ -176,7 +176,12 @@ impl Question {
 
     /// Each of these holders has an equal part, the first ones a block more where they do not divide. Who has which
     /// does not depend on the request: queries over equal parts come to one kernel.
-    pub fn answer(&self, holders: &[Asked], routing: &Routing, learned: &RouteModel) -> Attended {
+    pub(crate) fn answer(
+        &self,
+        holders: &[Asked],
+        routing: &Routing,
+        learned: &RouteModel,
+    ) -> Attended {
         let mut in_order: ArrayVec<Asked, HOLDERS_MAX> = holders.iter().copied().collect();
         in_order.sort_unstable_by_key(|holder| holder.host);
         let holders = &in_order[..];

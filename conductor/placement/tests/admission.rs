@@ -1,9 +1,7 @@
 //! Refusing before prefill by what decoding will be like, and by what is still to pass a prefill.
 
-mod support;
-
+use crate::support::World;
 use kvasir_placement::{Admission, BookingId, Objectives, OverloadReason, Policy, Refusal};
-use support::World;
 
 fn world(admission: Admission) -> World {
     let policy = Policy { admission, ..Policy::default() };

@@ -1,13 +1,11 @@
 //! What is booked counts at once, and only as long as it lasts.
 
-mod support;
-
+use crate::support::World;
 use kvasir_placement::{
     BookingId, IndexLimits, InstanceReport, NodeIndex, Objectives, OverloadReason, PrefixMatch,
     Refusal, ShadowIndex, Tier,
 };
 use kvasir_proto::BlockKey;
-use support::World;
 
 #[test]
 fn equal_requests_spread_over_equal_instances() {
@@ -328,7 +326,7 @@ fn an_idle_cluster_does_not_refuse_for_want_of_room() {
     world.view.unbook(id, Some(100), 0);
     assert!(world.place(|_| {}).is_ok(), "its node decides");
     // Where somebody has room by what is known, that one is taken.
-    world.view.report(support::report("d1", 2, kvasir_placement::Role::Decode), 0);
+    world.view.report(crate::support::report("d1", 2, kvasir_placement::Role::Decode), 0);
     let world = world.reports("d1", |report| report.load.running = 9);
     let placement = world.place(|_| {}).expect("a placement");
     assert_eq!(&*placement.decode().instance_id.0, "d1");

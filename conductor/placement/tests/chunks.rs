@@ -1,8 +1,7 @@
 //! Chunks of a prompt that were computed at another offset: whence they come, what that costs, and who may serve
 //! a request with them.
 
-mod support;
-
+use crate::support::World;
 use kvasir_placement::attend::{
     Congestion, Constants, FabricProfile, GatherProfile, KernelProfile, MergeProfile,
     SelectedProfile, SpliceProfile, Way,
@@ -12,7 +11,6 @@ use kvasir_placement::{
     AskedChunk, Inputs, Missing, Placement, Policy, RecordedDecision, Refusal, RoutedRows, Routing,
     Steering,
 };
-use support::World;
 
 fn constants(step_us: f64) -> Constants {
     let selected = SelectedProfile { base_factor: 1.0, token_factor: 0.0 };

@@ -1,7 +1,6 @@
 //! What the chunks of one request cost together, and what is booked of them until they are no longer under way.
 
-mod support;
-
+use crate::support::World;
 use kvasir_placement::attend::{
     Closed, Congestion, Constants, FabricProfile, GatherProfile, KernelProfile, MergeProfile,
     SelectedProfile, SpliceProfile, Way,
@@ -12,7 +11,6 @@ use kvasir_placement::{
     AskedChunk, Inputs, Objectives, PlaceRequest, Placement, Policy, RoutedRows, Routing, Steering,
 };
 use serde_json::Value;
-use support::World;
 
 const BOOKED: BookingId = BookingId(77);
 

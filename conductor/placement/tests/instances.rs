@@ -1,12 +1,10 @@
 //! What an instance that comes is taken to be like.
 
-mod support;
-
+use crate::support::{World, model, profile, report};
 use kvasir_placement::{
     ClusterView, InstanceProfile, InstanceReport, NodeIndex, Policy, PrefillProfile, Role,
     StepProfile,
 };
-use support::{World, model, profile, report};
 
 const TOKENS: u64 = 1_000;
 

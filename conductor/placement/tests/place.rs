@@ -1,12 +1,10 @@
 //! Decisions as text, and the refusals. Prices are those of `support`.
 
-mod support;
-
+use crate::support::{World, report};
 use kvasir_placement::{
     BookingId, Missing, Objectives, OverloadReason, PlaceRequest, Policy, Refusal, Role, Selection,
 };
 use kvasir_proto::InstanceId;
-use support::{World, report};
 
 fn check(world: &World, want: &str) {
     let got = world.place(|_| {}).expect("a placement").to_string();

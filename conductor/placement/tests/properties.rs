@@ -1,10 +1,8 @@
 //! What must hold of every decision, over random clusters.
 
-mod support;
-
+use crate::support::World;
 use kvasir_placement::{Objectives, PlaceRequest, Placement, Refusal};
 use proptest::prelude::*;
-use support::World;
 
 #[derive(Debug, Clone, Copy)]
 struct Member {

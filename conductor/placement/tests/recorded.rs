@@ -1,7 +1,6 @@
 //! Decisions that are written down and taken again.
 
-mod support;
-
+use crate::support::World;
 use kvasir_placement::attend::{Constants, Way};
 use kvasir_placement::{
     Admission, BookingId, Inputs, NodeIndex, Objectives, PlaceRequest, Policy, PrefixMatch,
@@ -10,7 +9,6 @@ use kvasir_placement::{
 use kvasir_proto::InstanceId;
 use proptest::prelude::*;
 use serde_json::Value;
-use support::World;
 
 /// What happens to a cluster before a decision.
 #[derive(Debug, Clone, Copy)]

@@ -1,12 +1,10 @@
 //! What those do that can do both: as it was said, unless nobody is left for the other role; and what
 //! the balance of a view makes of its loads.
 
-mod support;
-
+use crate::support::*;
 use kvasir_placement::balance::roles::{Roles, RolesOptions};
 use kvasir_placement::balance::{BalanceOptions, RatioPlan};
 use kvasir_placement::{NodeIndex, Objectives, OverloadReason, Role};
-use support::*;
 
 const WINDOW_US: u64 = 10_000_000;
 

@@ -1,7 +1,6 @@
 //! A prefix that another node has stays there when that is cheapest, and the decision says what each way costs.
 
-mod support;
-
+use crate::support::World;
 use kvasir_placement::attend::{
     Closed, Congestion, Constants, FabricProfile, GatherProfile, KernelProfile, MergeProfile,
     SelectedProfile, SpliceProfile, Way,
@@ -9,7 +8,6 @@ use kvasir_placement::attend::{
 use kvasir_placement::{
     Objectives, OverloadReason, Placement, Policy, Refusal, Role, RoutedRows, Routing, Verdict,
 };
-use support::World;
 
 const ROUTED: Option<RoutedRows> =
     Some(RoutedRows { heads: 4, query_bytes: 1, partial_bytes: 1, layers: 1 });
@@ -318,7 +316,7 @@ fn what_no_prompt_can_have_asked_is_not_learned() {
 /// there it is in the layers that are asked.
 #[test]
 fn attending_a_prefix_here_is_not_free() {
-    let mut profile = support::profile();
+    let mut profile = crate::support::profile();
     profile.prefill.pair_us = 0.01;
     let policy = Policy {
         routing: Some(Routing { constants: constants(), always: false }),
@@ -634,7 +632,7 @@ fn a_prompt_that_no_node_could_hold_is_served_where_a_part_of_it_may_stay_elsewh
     }
     // It could, were the holder to answer one more: that is a matter of time.
     let mut busy = world_of(7);
-    let instances = ["b2", "b3"].map(|name| support::report(name, 7, Role::Both));
+    let instances = ["b2", "b3"].map(|name| crate::support::report(name, 7, Role::Both));
     for (at, report) in instances.into_iter().enumerate() {
         let model = kvasir_placement::ModelSpec { routed: ROUTED, ..report.model.clone() };
         busy.view.report(kvasir_placement::InstanceReport { model, ..report }, 0);

@@ -1,13 +1,11 @@
 //! The policies beside one another: what each of them looks at. Prices are those of `support`.
 
-mod support;
-
+use crate::support::World;
 use kvasir_placement::{
     IndexLimits, InstanceReport, Placement, Policy, PrefixMatch, Selection, ShadowIndex, SsdReads,
     Tier,
 };
 use kvasir_proto::BlockKey;
-use support::World;
 
 fn policy(selection: Selection) -> Policy {
     Policy { selection, kvcache_balancing_threshold: 2.0, ..Policy::default() }

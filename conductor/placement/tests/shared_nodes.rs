@@ -1,12 +1,10 @@
 //! Instances that share a node: its slots and its ways are counted once, however many they are.
 
-mod support;
-
+use crate::support::{World, model, report};
 use kvasir_placement::{
     BookingId, IndexLimits, InstanceReport, NodeIndex, Policy, Refusal, Role, ShadowIndex, Tier,
 };
 use kvasir_proto::{BlockKey, InstanceId};
-use support::{World, model, report};
 
 const PROMPT_BLOCKS: u32 = 16;
 

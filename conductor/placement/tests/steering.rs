@@ -1,11 +1,9 @@
 //! A request that says where it goes and what becomes of its prefix goes there, and nothing else is different.
 
-mod support;
-
+use crate::support::World;
 use kvasir_placement::attend::Way;
 use kvasir_placement::{BookingId, Missing, Placement, Policy, Refusal, Steering};
 use kvasir_proto::InstanceId;
-use support::World;
 
 /// `b0` has ten of the fifteen blocks that can be reused; to fetch them takes less than to compute them.
 fn world(policy: Policy) -> World {

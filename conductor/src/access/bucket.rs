@@ -18,16 +18,16 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    pub fn new(per_minute: u64, now: Instant) -> Bucket {
+    pub(super) fn new(per_minute: u64, now: Instant) -> Bucket {
         Bucket { per_minute, level: i128::from(per_minute) * MINUTE_NS, at: now }
     }
 
-    pub fn per_minute(&self) -> u64 {
+    pub(super) fn per_minute(&self) -> u64 {
         self.per_minute
     }
 
     /// What is there stays, as far as it fits.
-    pub fn resize(&mut self, per_minute: u64, now: Instant) {
+    pub(super) fn resize(&mut self, per_minute: u64, now: Instant) {
         self.refill(now);
         self.per_minute = per_minute;
         self.level = self.level.min(self.full());
@@ -35,7 +35,7 @@ impl Bucket {
 
     /// How long until so many are there; `None` when they are. More than a minute's worth is there
     /// when the bucket is full.
-    pub fn wait(&mut self, units: u64, now: Instant) -> Option<Duration> {
+    pub(super) fn wait(&mut self, units: u64, now: Instant) -> Option<Duration> {
         self.refill(now);
         let missing = (i128::from(units) * MINUTE_NS).min(self.full()) - self.level;
         if missing <= 0 {
@@ -47,13 +47,13 @@ impl Bucket {
     }
 
     /// Uses so many, into debt if need be.
-    pub fn spend(&mut self, units: u64, now: Instant) {
+    pub(super) fn spend(&mut self, units: u64, now: Instant) {
         self.refill(now);
         self.level -= i128::from(units) * MINUTE_NS;
     }
 
     /// So many were not used after all.
-    pub fn give_back(&mut self, units: u64, now: Instant) {
+    pub(super) fn give_back(&mut self, units: u64, now: Instant) {
         self.refill(now);
         self.level = (self.level + i128::from(units) * MINUTE_NS).min(self.full());
     }

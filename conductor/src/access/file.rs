@@ -93,7 +93,7 @@ struct Key {
 
 impl Tenants {
     /// Blocks while it reads.
-    pub fn read(path: &Path) -> Result<Tenants, FileError> {
+    pub(crate) fn read(path: &Path) -> Result<Tenants, FileError> {
         let wrong = |reason: String| FileError::Wrong { path: path.to_owned(), reason };
         let bytes = read_bounded(path, FILE_BYTES_MAX)?;
         let text = str::from_utf8(&bytes).map_err(|error| wrong(error.to_string()))?;

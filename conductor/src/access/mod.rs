@@ -63,7 +63,7 @@ struct Valid {
 
 impl Access {
     /// Reads the file. What is wrong with it keeps the conductor from starting.
-    pub fn load(path: PathBuf, refused: IntCounter) -> Result<(Access, Tenants), FileError> {
+    pub(crate) fn load(path: PathBuf, refused: IntCounter) -> Result<(Access, Tenants), FileError> {
         let read = Tenants::read(&path)?;
         let none = Valid { tenants: HashMap::new(), keys: HashMap::new() };
         let secret = rand::random();
@@ -74,7 +74,7 @@ impl Access {
 
     /// Reads the file again every `every`, until `shutdown`. Requests in flight go on, and tenants
     /// keep what they have used.
-    pub async fn follow(
+    pub(crate) async fn follow(
         self: Arc<Self>,
         first: Tenants,
         every: Duration,
@@ -98,7 +98,7 @@ impl Access {
     ///
     /// # Errors
     /// 401 when there is none or it is not valid.
-    pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
+    pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         let refuse = |message: &str| {
             self.refused.inc();
             ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)

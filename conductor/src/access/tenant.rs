@@ -69,7 +69,7 @@ pub(crate) enum OverQuota {
 
 impl OverQuota {
     /// For the metric.
-    pub fn label(&self) -> &'static str {
+    pub(crate) fn label(&self) -> &'static str {
         match self {
             OverQuota::Requests { .. } => "requests",
             OverQuota::Tokens { .. } => "tokens",
@@ -79,25 +79,25 @@ impl OverQuota {
 }
 
 impl Tenant {
-    pub fn new(name: Arc<str>) -> Tenant {
+    pub(crate) fn new(name: Arc<str>) -> Tenant {
         Tenant { name, used: Mutex::default() }
     }
 
     /// What separates this tenant's blocks from those of all others: the server's choice, so that no
     /// client can name another's.
-    pub fn salt(&self) -> Arc<str> {
+    pub(crate) fn salt(&self) -> Arc<str> {
         Arc::clone(&self.name)
     }
 
-    pub fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> Standing {
         self.used().standing
     }
 
-    pub fn set_standing(&self, standing: Standing) {
+    pub(crate) fn set_standing(&self, standing: Standing) {
         self.used().standing = standing;
     }
 
-    pub fn set_quotas(&self, quotas: Quotas) {
+    pub(crate) fn set_quotas(&self, quotas: Quotas) {
         self.set_quotas_at(quotas, Instant::now());
     }
 
@@ -110,7 +110,7 @@ impl Tenant {
 
     /// Lets a request in and counts it, or says what is used up. It runs until what comes back is
     /// dropped.
-    pub fn admit(self: &Arc<Self>) -> Result<Admission, OverQuota> {
+    pub(crate) fn admit(self: &Arc<Self>) -> Result<Admission, OverQuota> {
         self.admit_at(Instant::now())
     }
 
@@ -174,28 +174,28 @@ struct Taken {
 impl Admission {
     /// The prompt's tokens, before anything is done for them. A prompt that is longer than a minute's
     /// worth is let in when nothing was used for a minute.
-    pub fn take_prompt(&self, tokens: u64) -> Result<(), OverQuota> {
+    pub(crate) fn take_prompt(&self, tokens: u64) -> Result<(), OverQuota> {
         self.take_prompt_at(tokens, Instant::now())
     }
 
     /// Tokens of an answer as they come: nobody knows before how many there will be, so that they
     /// may leave a debt.
-    pub fn spend(&self, tokens: u64) {
+    pub(crate) fn spend(&self, tokens: u64) {
         self.spend_at(tokens, Instant::now());
     }
 
     /// Tokens that came in vain: they will come once more.
-    pub fn give_back(&self, tokens: u64) {
+    pub(crate) fn give_back(&self, tokens: u64) {
         self.give_back_at(tokens, Instant::now());
     }
 
     /// What was taken is not given back, whatever the request gets: others have worked for it.
-    pub fn is_spent(&self) {
+    pub(crate) fn is_spent(&self) {
         self.taken().is_spent = true;
     }
 
     /// The request got an error and nothing of an answer: it uses nothing.
-    pub fn give_all_back(&self) {
+    pub(crate) fn give_all_back(&self) {
         self.give_all_back_at(Instant::now());
     }
 

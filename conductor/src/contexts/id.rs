@@ -15,7 +15,7 @@ pub(super) struct ContextId {
 
 impl ContextId {
     /// `None` for what no context is called.
-    pub fn parse(text: &str) -> Option<ContextId> {
+    pub(super) fn parse(text: &str) -> Option<ContextId> {
         let (namespace, last_key) = text.strip_prefix(PREFIX)?.split_at_checked(32)?;
         let id = ContextId {
             namespace: Namespace(bytes_of(namespace)?),
@@ -25,12 +25,12 @@ impl ContextId {
     }
 
     /// As nodes are told after which one of their lists a page comes.
-    pub fn to_bytes(self) -> Vec<u8> {
+    pub(super) fn to_bytes(self) -> Vec<u8> {
         [self.namespace.0, self.last_key.0].concat()
     }
 
     /// The same for a page that begins with this one; empty for the beginning of a list.
-    pub fn just_before(self) -> Vec<u8> {
+    pub(super) fn just_before(self) -> Vec<u8> {
         let mut bytes = self.to_bytes();
         for byte in bytes.iter_mut().rev() {
             let borrows;

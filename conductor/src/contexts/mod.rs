@@ -46,7 +46,7 @@ pub(crate) struct Contexts {
 }
 
 impl Contexts {
-    pub fn new(config: &ContextsConfig, metrics: Arc<Metrics>) -> Contexts {
+    pub(crate) fn new(config: &ContextsConfig, metrics: Arc<Metrics>) -> Contexts {
         let ContextsConfig {
             ttl_default_ms,
             ttl_max_ms,

@@ -29,7 +29,7 @@ pub(super) struct Kept {
 
 impl Kept {
     /// Of two nodes that have it: it is kept as long as one of them does.
-    pub fn and(self, other: Kept) -> Kept {
+    pub(super) fn and(self, other: Kept) -> Kept {
         Kept {
             blocks: self.blocks.max(other.blocks),
             // 0 is not known.

@@ -46,7 +46,7 @@ pub(super) struct Models<'a> {
 }
 
 impl<'a> Models<'a> {
-    pub fn of(cluster: &Cluster, tenant_salt: &'a str) -> Models<'a> {
+    pub(super) fn of(cluster: &Cluster, tenant_salt: &'a str) -> Models<'a> {
         Models { served: cluster.models(), tenant_salt }
     }
 
@@ -56,7 +56,7 @@ impl<'a> Models<'a> {
 }
 
 impl Shape {
-    pub fn new(id: ContextId, kept: Kept, models: &Models<'_>) -> Shape {
+    pub(super) fn new(id: ContextId, kept: Kept, models: &Models<'_>) -> Shape {
         let model = models.of_id(id);
         let tokens = model.map(|model| u64::from(model.block_tokens) * u64::from(kept.blocks));
         Shape {
@@ -71,13 +71,13 @@ impl Shape {
         }
     }
 
-    pub fn made_of(self, prompt_tokens: u32) -> Shape {
+    pub(super) fn made_of(self, prompt_tokens: u32) -> Shape {
         Shape { prompt_tokens: Some(prompt_tokens.into()), ..self }
     }
 }
 
 impl ListShape {
-    pub fn new(data: Vec<Shape>, has_more: bool, complete: bool) -> ListShape {
+    pub(super) fn new(data: Vec<Shape>, has_more: bool, complete: bool) -> ListShape {
         let id = |shape: Option<&Shape>| shape.map(|shape| shape.id.clone());
         let (first_id, last_id) = (id(data.first()), id(data.last()));
         ListShape { object: "list", data, first_id, last_id, has_more, complete }
@@ -85,7 +85,7 @@ impl ListShape {
 }
 
 impl DeletedShape {
-    pub fn new(id: ContextId) -> DeletedShape {
+    pub(super) fn new(id: ContextId) -> DeletedShape {
         DeletedShape { id: id.to_string(), object: "context.deleted", deleted: true }
     }
 }

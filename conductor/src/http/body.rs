@@ -29,19 +29,19 @@ pub(crate) struct Bodies {
 }
 
 impl Bodies {
-    pub fn new(one_bytes_max: usize, all_bytes_max: usize, read_within: Duration) -> Bodies {
+    pub(crate) fn new(one_bytes_max: usize, all_bytes_max: usize, read_within: Duration) -> Bodies {
         let permits = (all_bytes_max / PERMIT_BYTES).clamp(1, Semaphore::MAX_PERMITS);
         let all = Arc::new(Semaphore::new(permits));
         Bodies { one_bytes_max, read_within, all, all_permits: permits }
     }
 
     /// Bytes of all bodies that are held.
-    pub fn held_bytes(&self) -> usize {
+    pub(crate) fn held_bytes(&self) -> usize {
         (self.all_permits - self.all.available_permits().min(self.all_permits)) * PERMIT_BYTES
     }
 
     /// The whole body. The permits are for as long as its bytes are kept.
-    pub async fn read(
+    pub(crate) async fn read(
         &self,
         headers: &HeaderMap,
         body: Body,
@@ -93,7 +93,7 @@ impl Bodies {
     }
 
     /// Refuses a request whose body nobody wants: like one that is too large, it is read and dropped.
-    pub async fn refuse(&self, body: Body, error: ApiError) -> ApiError {
+    pub(crate) async fn refuse(&self, body: Body, error: ApiError) -> ApiError {
         self.discard(&mut body.into_data_stream()).await;
         error
     }

@@ -44,7 +44,7 @@ pub(super) async fn identify(
 
 impl RequestId {
     /// What the client calls its request, if it does.
-    pub fn of(given: Option<&str>) -> RequestId {
+    pub(crate) fn of(given: Option<&str>) -> RequestId {
         let fit = |text: &&str| {
             let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
             visible && !text.is_empty() && text.len() <= ID_BYTES_MAX

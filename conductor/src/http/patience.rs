@@ -67,24 +67,24 @@ pub(super) struct Patience {
 impl Patience {
     /// Of a connection that has just been opened. While connections are `scarce`, one that is idle is
     /// kept no longer than a head may take; when that changes, [`Patience::ended`] is to be asked anew.
-    pub fn new(limits: Limits, scarce: watch::Receiver<bool>) -> Patience {
+    pub(super) fn new(limits: Limits, scarce: watch::Receiver<bool>) -> Patience {
         let owed = Owed::Head(Instant::now() + limits.head);
         Patience { limits, owed: Arc::new(Mutex::new(owed)), scarce }
     }
 
     /// Notes what is read from this stream.
-    pub fn watch_reads<S>(&self, stream: S) -> WatchedReads<S> {
+    pub(super) fn watch_reads<S>(&self, stream: S) -> WatchedReads<S> {
         WatchedReads { stream, patience: self.clone() }
     }
 
     /// Notes when the requests of this service begin and when their answers are over.
-    pub fn watch_answers(&self, router: Router) -> WatchedAnswers {
+    pub(super) fn watch_answers(&self, router: Router) -> WatchedAnswers {
         WatchedAnswers { router, patience: self.clone() }
     }
 
     /// The connection ends when nothing more comes: what has begun to come since has one more head's
     /// time.
-    pub fn end(&self) {
+    pub(super) fn end(&self) {
         let head = Instant::now() + self.limits.head;
         self.set(|owed| match owed {
             Owed::Idle(_) => Owed::Head(head),
@@ -93,7 +93,7 @@ impl Patience {
     }
 
     /// Returns when the client has been waited for long enough. To be polled after the connection.
-    pub async fn ended(&self) -> RanOut {
+    pub(super) async fn ended(&self) -> RanOut {
         let Limits { head, idle } = self.limits;
         let idle = if *self.scarce.borrow() { idle.min(head) } else { idle };
         let mut timer: Option<Pin<Box<Sleep>>> = None;

@@ -19,13 +19,13 @@ pub(super) struct Places {
 }
 
 impl Places {
-    pub fn new(max: usize, gauge: IntGauge) -> Places {
+    pub(super) fn new(max: usize, gauge: IntGauge) -> Places {
         let (free, scarce) = (Arc::new(Semaphore::new(max)), watch::Sender::new(false));
         Places { max, free, taken: AtomicUsize::new(0), gauge, scarce }
     }
 
     /// Room for one more, waited for while there is none.
-    pub async fn room(&self) -> Option<OwnedSemaphorePermit> {
+    pub(super) async fn room(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.free).acquire_owned().await.ok()
     }
 
@@ -46,7 +46,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub fn take(places: &Arc<Places>, room: OwnedSemaphorePermit) -> Place {
+    pub(super) fn take(places: &Arc<Places>, room: OwnedSemaphorePermit) -> Place {
         places.taken.fetch_add(1, Ordering::SeqCst);
         places.gauge.inc();
         places.changed();
@@ -54,7 +54,7 @@ impl Place {
     }
 
     /// True while more than half of all places are taken.
-    pub fn scarce(&self) -> watch::Receiver<bool> {
+    pub(super) fn scarce(&self) -> watch::Receiver<bool> {
         self.places.scarce.subscribe()
     }
 }

@@ -58,7 +58,7 @@ pub(crate) struct Front {
 
 impl Front {
     /// A tenant has used up a quota.
-    pub fn over_quota(&self, over: &OverQuota) -> ApiError {
+    pub(crate) fn over_quota(&self, over: &OverQuota) -> ApiError {
         self.metrics.over_quota.with_label_values(&[over.label()]).inc();
         ApiError::over_quota(over, self.cluster.requests_end_in_ms(1))
     }
@@ -66,7 +66,7 @@ impl Front {
     /// Why no request should come now. As long as nodes are still saying what they hold, a request
     /// for what they serve would be computed anew: that back ends answer for other models does not
     /// help it. Once they have, one model that is served is enough, whoever serves it.
-    pub fn unready(&self) -> Option<&'static str> {
+    pub(crate) fn unready(&self) -> Option<&'static str> {
         if self.draining.is_cancelled() {
             return Some("shutting down");
         }
@@ -80,7 +80,7 @@ impl Front {
     }
 
     /// For probes.
-    pub fn readiness(&self) -> Response {
+    pub(crate) fn readiness(&self) -> Response {
         match self.unready() {
             None => "ready\n".into_response(),
             Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
@@ -88,7 +88,7 @@ impl Front {
     }
 
     /// For Prometheus.
-    pub fn metrics_text(&self) -> Response {
+    pub(crate) fn metrics_text(&self) -> Response {
         let held = i64::try_from(self.bodies.held_bytes()).unwrap_or(i64::MAX);
         self.metrics.bodies_bytes.set(held);
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");

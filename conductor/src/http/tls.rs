@@ -95,7 +95,7 @@ pub(crate) struct Tls {
 
 impl Tls {
     /// Reads the files. Blocks.
-    pub fn load(
+    pub(crate) fn load(
         files: TlsFiles,
         within: Duration,
         failed: IntCounterVec,
@@ -106,7 +106,7 @@ impl Tls {
     }
 
     /// Reads the files again every `every`, until `shutdown`.
-    pub async fn follow(
+    pub(crate) async fn follow(
         self: Arc<Self>,
         first: TlsBytes,
         every: Duration,

@@ -131,7 +131,13 @@ struct TextChoice<'a> {
 
 impl Answer {
     /// The events of a stream for one piece of one choice.
-    pub fn write_piece(&self, out: &mut String, index: u32, state: &mut ChoiceState, piece: Piece) {
+    pub(super) fn write_piece(
+        &self,
+        out: &mut String,
+        index: u32,
+        state: &mut ChoiceState,
+        piece: Piece,
+    ) {
         let first = !std::mem::replace(&mut state.begun, true);
         // Nothing to say yet: the text is held back, and nobody wants the tokens.
         let wanted = !piece.tokens.is_empty() && (self.logprobs || self.return_token_ids);
@@ -167,7 +173,7 @@ impl Answer {
     }
 
     /// The last chunk of a stream, for clients that asked for it.
-    pub fn write_usage(&self, out: &mut String, states: &[ChoiceState]) {
+    pub(super) fn write_usage(&self, out: &mut String, states: &[ChoiceState]) {
         if self.include_usage {
             let object = self.chunk_object();
             let usage = Some(Some(self.usage(states.iter())));
@@ -176,7 +182,7 @@ impl Answer {
     }
 
     /// A whole answer.
-    pub fn whole(&self, choices: &[Collected]) -> String {
+    pub(super) fn whole(&self, choices: &[Collected]) -> String {
         let states = choices.iter().map(|choice| &choice.state);
         let usage = Some(Some(self.usage(states)));
         let indexed = choices.iter().zip(0..);
@@ -216,7 +222,7 @@ impl Answer {
         }
     }
 
-    pub fn prompt_of(&self, index: u32) -> usize {
+    pub(super) fn prompt_of(&self, index: u32) -> usize {
         (index / self.n) as usize
     }
 

@@ -20,7 +20,7 @@ pub(crate) const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"]
 pub(crate) const MESSAGES_MAX: usize = 4096;
 
 impl ChatRequest {
-    pub fn parse(body: &[u8], limits: &Limits) -> Result<ChatRequest, ApiError> {
+    pub(crate) fn parse(body: &[u8], limits: &Limits) -> Result<ChatRequest, ApiError> {
         let mut fields = Fields::parse(body)?;
         let mut common = Common::take(&mut fields, limits)?;
         let messages = match fields.required("messages")? {

@@ -51,7 +51,7 @@ pub(crate) struct Common {
 
 impl Common {
     /// Takes them out of the request.
-    pub fn take(fields: &mut Fields, limits: &Limits) -> Result<Common, ApiError> {
+    pub(crate) fn take(fields: &mut Fields, limits: &Limits) -> Result<Common, ApiError> {
         let model = match fields.required("model")? {
             Value::String(model) => model,
             other => return Err(fields.wrong_kind("model", "a string", &other)),

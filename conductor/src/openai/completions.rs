@@ -15,7 +15,7 @@ pub(crate) enum Prompt {
 
 impl Prompt {
     /// How many ids it has, or more than any number when they have to be made.
-    pub fn ids(&self) -> usize {
+    pub(crate) fn ids(&self) -> usize {
         match self {
             Prompt::Text(_) => usize::MAX / 2,
             Prompt::Ids(ids) => ids.len(),
@@ -34,7 +34,7 @@ pub(crate) struct CompletionRequest {
 }
 
 impl CompletionRequest {
-    pub fn parse(body: &[u8], limits: &Limits) -> Result<CompletionRequest, ApiError> {
+    pub(crate) fn parse(body: &[u8], limits: &Limits) -> Result<CompletionRequest, ApiError> {
         let mut fields = Fields::parse(body)?;
         let mut common = Common::take(&mut fields, limits)?;
         let prompt = fields.required("prompt")?;

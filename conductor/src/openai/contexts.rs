@@ -37,7 +37,7 @@ pub(crate) enum Source {
 
 impl Source {
     /// The request's name for it.
-    pub fn param(&self) -> &'static str {
+    pub(crate) fn param(&self) -> &'static str {
         match self {
             Source::Messages { .. } => "messages",
             Source::Prompt(_) => "prompt",
@@ -46,7 +46,7 @@ impl Source {
 }
 
 impl ContextRequest {
-    pub fn parse(body: &[u8], limits: TtlLimits) -> Result<ContextRequest, ApiError> {
+    pub(crate) fn parse(body: &[u8], limits: TtlLimits) -> Result<ContextRequest, ApiError> {
         let mut fields = Fields::parse(body)?;
         let model = match fields.required("model")? {
             Value::String(model) => model,
@@ -93,7 +93,7 @@ pub(crate) struct ExtendRequest {
 }
 
 impl ExtendRequest {
-    pub fn parse(body: &[u8], limits: TtlLimits) -> Result<ExtendRequest, ApiError> {
+    pub(crate) fn parse(body: &[u8], limits: TtlLimits) -> Result<ExtendRequest, ApiError> {
         let mut fields = Fields::parse(body)?;
         let ttl_ms = take_ttl(&mut fields, limits)?.ok_or_else(|| ApiError {
             code: "missing_required_parameter",

@@ -54,13 +54,17 @@ struct Inner<'a> {
 }
 
 impl ApiError {
-    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
+    pub(crate) fn new(
+        status: StatusCode,
+        code: &'static str,
+        message: impl Into<String>,
+    ) -> ApiError {
         let message = message.into();
         ApiError { status, message, param: None, code, reason: None, retry_after_s: None }
     }
 
     /// 400 that blames a parameter.
-    pub fn invalid(param: &str, message: impl Into<String>) -> ApiError {
+    pub(crate) fn invalid(param: &str, message: impl Into<String>) -> ApiError {
         ApiError {
             param: Some(param.to_owned()),
             ..ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message)
@@ -68,7 +72,7 @@ impl ApiError {
     }
 
     /// The same with another name for the prompt.
-    pub fn blaming(mut self, prompt: &str) -> ApiError {
+    pub(crate) fn blaming(mut self, prompt: &str) -> ApiError {
         if let Some(param) = self.param.as_mut().filter(|param| param.as_str() == "prompt") {
             prompt.clone_into(param);
         }
@@ -76,11 +80,11 @@ impl ApiError {
     }
 
     /// 400 for what is known but not offered here.
-    pub fn unsupported(param: &str, message: impl Into<String>) -> ApiError {
+    pub(crate) fn unsupported(param: &str, message: impl Into<String>) -> ApiError {
         ApiError { code: "unsupported_parameter", ..ApiError::invalid(param, message) }
     }
 
-    pub fn model_not_found(model: &str) -> ApiError {
+    pub(crate) fn model_not_found(model: &str) -> ApiError {
         ApiError {
             param: Some("model".to_owned()),
             ..ApiError::new(
@@ -93,7 +97,7 @@ impl ApiError {
 
     /// 429: a tenant has used up a quota. `retry_after_ms` is when one of its requests is predicted
     /// to end.
-    pub fn over_quota(over: &OverQuota, retry_after_ms: u64) -> ApiError {
+    pub(crate) fn over_quota(over: &OverQuota, retry_after_ms: u64) -> ApiError {
         let (reason, message, wait_ms) = match over {
             OverQuota::Requests { per_minute, wait } => (
                 "quota_requests_per_minute",
@@ -119,7 +123,7 @@ impl ApiError {
     }
 
     /// 503: nobody can serve it now.
-    pub fn unavailable(message: impl Into<String>) -> ApiError {
+    pub(crate) fn unavailable(message: impl Into<String>) -> ApiError {
         ApiError {
             retry_after_s: Some(1),
             ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "no_instance", message)
@@ -135,7 +139,7 @@ impl ApiError {
     }
 
     /// The JSON body, as it stands in a response and in an event of a stream.
-    pub fn json(&self) -> String {
+    pub(crate) fn json(&self) -> String {
         let body = Body {
             error: Inner {
                 message: &self.message,

@@ -19,7 +19,7 @@ pub(crate) struct Fields {
 
 impl Fields {
     /// Parses a whole body.
-    pub fn parse(body: &[u8]) -> Result<Fields, ApiError> {
+    pub(crate) fn parse(body: &[u8]) -> Result<Fields, ApiError> {
         let refuse = |message| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", message);
         let value: Value = serde_json::from_slice(body)
             .map_err(|error| refuse(format!("The body is not valid JSON: {error}.")))?;
@@ -32,23 +32,23 @@ impl Fields {
     }
 
     /// An object inside the request, named for errors.
-    pub fn nested(rest: Map<String, Value>, name: &str) -> Fields {
+    pub(crate) fn nested(rest: Map<String, Value>, name: &str) -> Fields {
         Fields { rest, path: format!("{name}.") }
     }
 
     /// The full name of a member, for errors.
-    pub fn name(&self, member: &str) -> String {
+    pub(crate) fn name(&self, member: &str) -> String {
         format!("{}{member}", self.path)
     }
 
     /// Takes a member; `null` counts as absent.
-    pub fn value(&mut self, member: &str) -> Option<Value> {
+    pub(crate) fn value(&mut self, member: &str) -> Option<Value> {
         #[cfg(test)]
         asked::note(self.name(member));
         self.rest.remove(member).filter(|value| !value.is_null())
     }
 
-    pub fn required(&mut self, member: &str) -> Result<Value, ApiError> {
+    pub(crate) fn required(&mut self, member: &str) -> Result<Value, ApiError> {
         let name = self.name(member);
         self.value(member).ok_or_else(|| ApiError {
             code: "missing_required_parameter",
@@ -56,7 +56,7 @@ impl Fields {
         })
     }
 
-    pub fn string(&mut self, member: &str) -> Result<Option<String>, ApiError> {
+    pub(crate) fn string(&mut self, member: &str) -> Result<Option<String>, ApiError> {
         match self.value(member) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
@@ -64,7 +64,7 @@ impl Fields {
         }
     }
 
-    pub fn boolean(&mut self, member: &str) -> Result<Option<bool>, ApiError> {
+    pub(crate) fn boolean(&mut self, member: &str) -> Result<Option<bool>, ApiError> {
         match self.value(member) {
             None => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(value)),
@@ -72,11 +72,11 @@ impl Fields {
         }
     }
 
-    pub fn flag(&mut self, member: &str) -> Result<bool, ApiError> {
+    pub(crate) fn flag(&mut self, member: &str) -> Result<bool, ApiError> {
         Ok(self.boolean(member)?.unwrap_or(false))
     }
 
-    pub fn number(
+    pub(crate) fn number(
         &mut self,
         member: &str,
         range: RangeInclusive<f64>,
@@ -92,7 +92,7 @@ impl Fields {
         Ok(Some(number as f32))
     }
 
-    pub fn integer(
+    pub(crate) fn integer(
         &mut self,
         member: &str,
         range: RangeInclusive<i64>,
@@ -118,7 +118,7 @@ impl Fields {
         Ok(Some(integer))
     }
 
-    pub fn object(&mut self, member: &str) -> Result<Option<Map<String, Value>>, ApiError> {
+    pub(crate) fn object(&mut self, member: &str) -> Result<Option<Map<String, Value>>, ApiError> {
         match self.value(member) {
             None => Ok(None),
             Some(Value::Object(map)) => Ok(Some(map)),
@@ -127,7 +127,7 @@ impl Fields {
     }
 
     /// Takes members that have no influence on the answer.
-    pub fn ignore(&mut self, members: &[&str]) {
+    pub(crate) fn ignore(&mut self, members: &[&str]) {
         for member in members {
             #[cfg(test)]
             asked::note(self.name(member));
@@ -136,7 +136,7 @@ impl Fields {
     }
 
     /// Takes a member that may only have the value that changes nothing.
-    pub fn only_neutral(
+    pub(crate) fn only_neutral(
         &mut self,
         member: &str,
         neutral: impl FnOnce(&Value) -> bool,
@@ -151,7 +151,7 @@ impl Fields {
     }
 
     /// Refuses what nobody took.
-    pub fn finish(self) -> Result<(), ApiError> {
+    pub(crate) fn finish(self) -> Result<(), ApiError> {
         match self.rest.iter().find(|(_, value)| !value.is_null()) {
             None => Ok(()),
             Some((member, _)) => {
@@ -163,7 +163,7 @@ impl Fields {
         }
     }
 
-    pub fn wrong_kind(&self, member: &str, want: &str, got: &Value) -> ApiError {
+    pub(crate) fn wrong_kind(&self, member: &str, want: &str, got: &Value) -> ApiError {
         let name = self.name(member);
         let message = format!("`{name}` must be {want}, not {}.", kind_of(got));
         ApiError { code: "invalid_type", ..ApiError::invalid(&name, message) }

@@ -29,7 +29,7 @@ struct Entry {
 }
 
 impl ChatLogprobs {
-    pub fn new(tokens: &[TokenOut]) -> ChatLogprobs {
+    pub(super) fn new(tokens: &[TokenOut]) -> ChatLogprobs {
         let token = |token: &TokenOut| ChatToken {
             own: entry(token.logprob.as_ref().unwrap_or(&TokenLogprob {
                 id: token.id,
@@ -54,7 +54,7 @@ pub(crate) struct CompletionLogprobs {
 impl CompletionLogprobs {
     /// `offset` is where the first token's text begins, in characters of the whole text; it is
     /// moved behind the last one's.
-    pub fn new(tokens: &[TokenOut], offset: &mut usize) -> CompletionLogprobs {
+    pub(super) fn new(tokens: &[TokenOut], offset: &mut usize) -> CompletionLogprobs {
         let mut out = CompletionLogprobs::default();
         for token in tokens {
             let (text, logprob) = match &token.logprob {

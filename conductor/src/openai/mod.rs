@@ -49,7 +49,7 @@ use writer::Writer;
 
 impl Arrival {
     /// Nodes and engines work for it: it counts in its tenant's quotas, whatever comes of it.
-    pub fn is_worked_for(&self) {
+    pub(crate) fn is_worked_for(&self) {
         if let Some(admission) = &self.admission {
             admission.is_spent();
         }

@@ -34,7 +34,7 @@ enum Stage<'a> {
 
 impl ResponseWriter {
     /// `answer` is of one choice to one prompt.
-    pub fn new(answer: Answer, echo: Echo) -> ResponseWriter {
+    pub(super) fn new(answer: Answer, echo: Echo) -> ResponseWriter {
         let serial = answer.id.rsplit('-').next().unwrap_or_default().to_owned();
         ResponseWriter {
             id: format!("resp_{serial}"),
@@ -48,7 +48,7 @@ impl ResponseWriter {
         }
     }
 
-    pub fn whole(&self, choices: &[Collected]) -> String {
+    pub(super) fn whole(&self, choices: &[Collected]) -> String {
         let ended = choices.first().and_then(|one| Some((&one.text, one.state.ended.as_ref()?)));
         match ended {
             Some((text, ended)) => self.response(&Stage::Ended(text, ended)).to_string(),
@@ -56,7 +56,7 @@ impl ResponseWriter {
         }
     }
 
-    pub fn write_piece(&mut self, out: &mut String, piece: Piece) {
+    pub(super) fn write_piece(&mut self, out: &mut String, piece: Piece) {
         self.begin(out);
         if !piece.text.is_empty() {
             self.text.push_str(piece.text);
@@ -70,7 +70,7 @@ impl ResponseWriter {
         }
     }
 
-    pub fn write_failed(&mut self, out: &mut String, error: &ApiError) {
+    pub(super) fn write_failed(&mut self, out: &mut String, error: &ApiError) {
         self.begin(out);
         let response = self.response(&Stage::Failed(error));
         self.event(out, "response.failed", json!({"response": response}));

@@ -33,7 +33,7 @@ const METADATA_VALUE_CHARS_MAX: usize = 512;
 const USER_CHARS_MAX: usize = 512;
 
 impl ResponseRequest {
-    pub fn parse(body: &[u8], limits: &Limits) -> Result<ResponseRequest, ApiError> {
+    pub(super) fn parse(body: &[u8], limits: &Limits) -> Result<ResponseRequest, ApiError> {
         let mut fields = Fields::parse(body)?;
         let model = match fields.required("model")? {
             Value::String(model) => model,

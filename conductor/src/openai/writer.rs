@@ -14,7 +14,7 @@ pub(crate) enum Writer {
 
 impl Writer {
     /// The tokens are part of the answer, not only their text.
-    pub fn keeps_tokens(&self) -> bool {
+    pub(super) fn keeps_tokens(&self) -> bool {
         match self {
             Writer::Choices(answer) => answer.logprobs || answer.return_token_ids,
             Writer::Response(_) => false,
@@ -22,7 +22,13 @@ impl Writer {
     }
 
     /// The events for one piece of one choice.
-    pub fn piece(&mut self, out: &mut String, index: u32, state: &mut ChoiceState, piece: Piece) {
+    pub(super) fn piece(
+        &mut self,
+        out: &mut String,
+        index: u32,
+        state: &mut ChoiceState,
+        piece: Piece,
+    ) {
         match self {
             Writer::Choices(answer) => answer.write_piece(out, index, state, piece),
             Writer::Response(response) => response.write_piece(out, piece),
@@ -30,7 +36,7 @@ impl Writer {
     }
 
     /// The last events, after all choices have ended.
-    pub fn end(&mut self, out: &mut String, states: &[ChoiceState]) {
+    pub(super) fn end(&mut self, out: &mut String, states: &[ChoiceState]) {
         match self {
             Writer::Choices(answer) => {
                 answer.write_usage(out, states);
@@ -42,7 +48,7 @@ impl Writer {
     }
 
     /// The status is sent already: the error is an event.
-    pub fn failed(&mut self, out: &mut String, error: &ApiError) {
+    pub(super) fn failed(&mut self, out: &mut String, error: &ApiError) {
         match self {
             Writer::Choices(_) => {
                 out.push_str("data: ");
@@ -54,7 +60,7 @@ impl Writer {
     }
 
     /// A whole answer.
-    pub fn whole(&self, choices: &[Collected]) -> String {
+    pub(super) fn whole(&self, choices: &[Collected]) -> String {
         match self {
             Writer::Choices(answer) => answer.whole(choices),
             Writer::Response(response) => response.whole(choices),

@@ -50,7 +50,7 @@ struct Seen {
 
 impl Affinity {
     /// Of the prompt's text, and of its `prompt_cache_key` if it has one.
-    pub fn beginning(&self, tenant: &str, prompt: &[u8], key: Option<&str>) -> Beginning {
+    pub(super) fn beginning(&self, tenant: &str, prompt: &[u8], key: Option<&str>) -> Beginning {
         let mut before = self.hasher.hash_one(tenant);
         let whole = prompt.chunks_exact(PIECE_BYTES).take(PIECES_MAX);
         let piece = |text: &[u8]| {
@@ -62,7 +62,7 @@ impl Affinity {
     }
 
     /// Who was sent the longest beginning like this one.
-    pub fn seen_by(&self, beginning: &Beginning) -> Option<Near> {
+    pub(super) fn seen_by(&self, beginning: &Beginning) -> Option<Near> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let of = |piece: &u64| seen.young.get(piece).or_else(|| seen.old.get(piece)).copied();
         let alike = beginning.pieces.iter().map_while(of).zip(1..).last();
@@ -70,7 +70,7 @@ impl Affinity {
         alike.or_else(|| of(&beginning.key?).map(|at| Near { at, bytes: None }))
     }
 
-    pub fn remember(&self, beginning: &Beginning, at: usize) {
+    pub(super) fn remember(&self, beginning: &Beginning, at: usize) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.young.extend(beginning.pieces.iter().chain(&beginning.key).map(|piece| (*piece, at)));
         if seen.young.len() >= GENERATION {
@@ -79,7 +79,7 @@ impl Affinity {
     }
 
     /// Another number each time, so that equals take turns.
-    pub fn turn(&self) -> usize {
+    pub(super) fn turn(&self) -> usize {
         self.turns.fetch_add(1, Ordering::Relaxed)
     }
 }

@@ -1,16 +1,21 @@
 //! One server: where it is, whether it answers, and how much is under way there.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::http::{HeaderValue, Uri, header};
+use axum::http::{HeaderValue, Request, StatusCode, Uri, header};
+use http_body_util::Full;
+use tokio::time::timeout;
 
 use super::forward::Endpoint;
 use super::upstream::Upstream;
 use crate::config::BackendConfig;
 
 const PROBE_WITHIN: Duration = Duration::from_secs(2);
+/// A longer list of models is not read to its end; its connection is closed.
+const PROBE_BODY_BYTES_MAX: usize = 256 << 10;
 
 /// See the module.
 #[derive(Debug)]
@@ -19,6 +24,8 @@ pub(super) struct Backend {
     url: String,
     /// The paths of all endpoints there, in the order of [`Endpoint::ALL`].
     uris: Vec<Uri>,
+    /// The path of the list of models, which probes ask for.
+    models: Uri,
     upstream: Arc<Upstream>,
     /// What the server calls the model.
     model: String,
@@ -35,36 +42,70 @@ pub(super) struct Flight {
     backend: Arc<Backend>,
 }
 
+/// A base URL: where a server is, and the beginning of its paths.
+#[derive(Debug, PartialEq, Eq)]
+struct Base<'a> {
+    /// An IPv6 address has its brackets.
+    host: &'a str,
+    port: u16,
+    /// Without a slash at its end.
+    prefix: &'a str,
+}
+
+impl<'a> Base<'a> {
+    /// # Errors
+    /// A sentence without its subject, the URL.
+    fn parse(url: &'a str) -> Result<Base<'a>, String> {
+        const SHAPE: &str = "must be a base as in http://host:8000, without /v1";
+        let parsed = url.parse::<Uri>().map_err(|error| format!("is not a URL: {error}"))?;
+        if parsed.scheme_str() != Some("http") {
+            return Err("must begin with http://: Kvasir does not speak TLS to servers; put a \
+                        proxy beside a server that needs it"
+                .to_owned());
+        }
+        let rest = url.get("http://".len()..).unwrap_or_default();
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        // Brackets are part of an IPv6 address, whose colons do not begin a port.
+        let host_end = authority.find(']').map_or(0, |end| end + 1);
+        let (host, port) = match authority[host_end..].find(':') {
+            None => (authority, Ok(80)),
+            Some(colon) => {
+                let (host, port) = authority.split_at(host_end + colon);
+                (host, port[1..].parse())
+            }
+        };
+        let prefix = path.trim_end_matches('/');
+        match port {
+            Ok(port) if !host.is_empty() && !url.contains(['?', '#', '@']) && port != 0 => {
+                if prefix.ends_with("/v1") {
+                    return Err("must be given without /v1".to_owned());
+                }
+                Ok(Base { host, port, prefix })
+            }
+            _ => Err(SHAPE.to_owned()),
+        }
+    }
+}
+
 impl Backend {
-    pub fn load(config: &BackendConfig) -> Result<Backend, String> {
+    /// Reads the server's key, if it has one.
+    ///
+    /// # Errors
+    /// A sentence that names what is wrong.
+    pub(super) fn load(config: &BackendConfig) -> Result<Backend, String> {
         let BackendConfig { model, url, upstream_model, api_key_file, requests_running_max } =
             config;
         let wrong = |why: &str| format!("`backends`: the url {url:?} of model {model:?} {why}");
-        let parsed =
-            reqwest::Url::parse(url).map_err(|error| wrong(&format!("is wrong: {error}")))?;
-        if parsed.scheme() != "http" {
-            return Err(wrong(
-                "must begin with http://: servers that speak TLS alone need a proxy beside them",
-            ));
-        }
-        let is_base = parsed.query().is_none()
-            && parsed.fragment().is_none()
-            && parsed.username().is_empty()
-            && parsed.password().is_none();
-        let (true, Some(host), Some(port)) =
-            (is_base, parsed.host_str(), parsed.port_or_known_default())
-        else {
-            return Err(wrong("must be a base as in http://host:8000, without /v1"));
+        let Base { host, port, prefix } = Base::parse(url).map_err(|why| wrong(&why))?;
+        let uri = |path: &str| {
+            let parsed = format!("{prefix}{path}").parse::<Uri>();
+            parsed.map_err(|error| wrong(&format!("is not a URL: {error}")))
         };
-        if parsed.path().trim_end_matches('/').ends_with("/v1") {
-            return Err(wrong("must be given without /v1"));
-        }
-        let prefix = parsed.path().trim_end_matches('/');
-        let uri = |endpoint: Endpoint| format!("{prefix}{}", endpoint.path()).parse();
-        let uris = Endpoint::ALL.into_iter().map(uri).collect::<Result<Vec<Uri>, _>>();
-        let uris = uris.map_err(|error| wrong(&format!("is wrong: {error}")))?;
+        let uris = Endpoint::ALL.into_iter().map(|endpoint| uri(endpoint.path()));
+        let uris = uris.collect::<Result<Vec<Uri>, String>>()?;
+        let models = uri("/v1/models")?;
         let authority = HeaderValue::from_str(&format!("{host}:{port}"));
-        let authority = authority.map_err(|error| wrong(&format!("is wrong: {error}")))?;
+        let authority = authority.map_err(|error| wrong(&format!("is not a URL: {error}")))?;
         let address = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let authorization = api_key_file.as_ref().map(|file| {
             let said = |why: String| format!("`backends`: the key in {}: {why}", file.display());
@@ -77,6 +118,7 @@ impl Backend {
         Ok(Backend {
             url: url.trim_end_matches('/').to_owned(),
             uris,
+            models,
             upstream: Arc::new(Upstream::new(address, port, authority)),
             model: upstream_model.clone().unwrap_or_else(|| model.clone()),
             authorization: authorization.transpose()?,
@@ -86,62 +128,76 @@ impl Backend {
         })
     }
 
-    pub fn url(&self) -> &str {
+    pub(super) fn url(&self) -> &str {
         &self.url
     }
 
-    pub fn model(&self) -> &str {
+    pub(super) fn model(&self) -> &str {
         &self.model
     }
 
-    pub fn is_alive(&self) -> bool {
+    pub(super) fn is_alive(&self) -> bool {
         self.alive.load(Ordering::Relaxed)
     }
 
-    pub fn in_flight(&self) -> usize {
+    pub(super) fn in_flight(&self) -> usize {
         self.running.load(Ordering::Relaxed)
     }
 
     /// The most that may be under way.
-    pub fn in_flight_max(&self) -> usize {
+    pub(super) fn in_flight_max(&self) -> usize {
         self.running_max
     }
 
     /// It could not be reached: it is not asked before it has answered again.
-    pub fn lost(&self) {
+    pub(super) fn lost(&self) {
         self.set_alive(false);
     }
 
     /// A place for one more, if there is room.
-    pub fn begin(self: &Arc<Self>) -> Option<Flight> {
+    pub(super) fn begin(self: &Arc<Self>) -> Option<Flight> {
         let more = |running| (running < self.running_max).then_some(running + 1);
         self.running.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         Some(Flight { backend: Arc::clone(self) })
     }
 
     /// Where an endpoint is, as a path.
-    pub fn uri(&self, endpoint: Endpoint) -> &Uri {
+    pub(super) fn uri(&self, endpoint: Endpoint) -> &Uri {
         &self.uris[endpoint as usize]
     }
 
-    pub fn upstream(&self) -> &Arc<Upstream> {
+    pub(super) fn upstream(&self) -> &Arc<Upstream> {
         &self.upstream
     }
 
     /// The server's own key, whatever key the client had.
-    pub fn authorization(&self) -> Option<&HeaderValue> {
+    pub(super) fn authorization(&self) -> Option<&HeaderValue> {
         self.authorization.as_ref()
     }
 
-    /// It is alive when it answers, be it that it refuses.
-    pub async fn probe(&self, client: &reqwest::Client) {
+    /// Asks the server for its models. Any answer but a server error marks it as alive.
+    pub(super) async fn probe(&self) {
         self.upstream.prune();
-        let mut request = client.get(format!("{}/v1/models", self.url)).timeout(PROBE_WITHIN);
+        let status = timeout(PROBE_WITHIN, self.status()).await;
+        self.set_alive(status.is_ok_and(|status| status.is_some_and(|it| !it.is_server_error())));
+    }
+
+    /// The status of the list of models. `None` if the server cannot be reached or breaks off.
+    async fn status(&self) -> Option<StatusCode> {
+        let mut request = Request::get(self.models.clone());
         if let Some(key) = &self.authorization {
             request = request.header(header::AUTHORIZATION, key);
         }
-        let answer = request.send().await;
-        self.set_alive(answer.is_ok_and(|answer| !answer.status().is_server_error()));
+        let mut answer = self.upstream.ask(request.body(Full::default()).ok()?).await.ok()?;
+        // A body that is read to its end leaves the connection open for the next request.
+        let mut read = 0;
+        while let Some(piece) = poll_fn(|cx| answer.body_mut().poll_next(cx)).await {
+            read += piece.ok()?.len();
+            if read > PROBE_BODY_BYTES_MAX {
+                break;
+            }
+        }
+        Some(answer.status())
     }
 
     fn set_alive(&self, alive: bool) {
@@ -153,7 +209,7 @@ impl Backend {
 }
 
 impl Flight {
-    pub fn backend(&self) -> &Backend {
+    pub(super) fn backend(&self) -> &Backend {
         &self.backend
     }
 }
@@ -161,5 +217,50 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         self.backend.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_base_is_a_host_a_port_and_a_prefix() {
+        let check = |url, host, port, prefix| {
+            assert_eq!(Base::parse(url), Ok(Base { host, port, prefix }), "{url}");
+        };
+        check("http://host:8000", "host", 8000, "");
+        check("http://host", "host", 80, "");
+        check("http://host/", "host", 80, "");
+        check("http://host:8000/below/it/", "host", 8000, "/below/it");
+        check("http://[::1]:8000", "[::1]", 8000, "");
+        check("http://[::1]/x", "[::1]", 80, "/x");
+        check("HTTP://10.0.0.1:1", "10.0.0.1", 1, "");
+    }
+
+    #[test]
+    fn a_url_that_is_no_base_is_refused_with_the_reason() {
+        let check = |url: &str, why: &str| {
+            let refused = Base::parse(url).expect_err(url);
+            assert!(refused.contains(why), "{url}: {refused}");
+        };
+        check("https://host", "must begin with http://");
+        check("host:8000", "must begin with http://");
+        check("/v2", "must begin with http://");
+        check("http://host/v1", "without /v1");
+        check("http://host:8000/v1/", "without /v1");
+        for url in [
+            "http://host:99999",
+            "http://host:0",
+            "http://host:",
+            "http://user:secret@host",
+            "http://host?a=b",
+            "http://host/#part",
+        ] {
+            check(url, "must be a base");
+        }
+        for url in ["", "http://", "http://a b", "http://hôst", "http://[::1"] {
+            check(url, "is not a URL");
+        }
     }
 }

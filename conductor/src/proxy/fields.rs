@@ -14,17 +14,17 @@ pub(super) struct Fields(Vec<(String, Box<RawValue>)>);
 
 impl Fields {
     /// The text of a member's value; of several of one name the last one, as readers of JSON have it.
-    pub fn get(&self, name: &str) -> Option<&str> {
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.get())
     }
 
     /// A member that is there and not null.
-    pub fn has(&self, name: &str) -> bool {
+    pub(super) fn has(&self, name: &str) -> bool {
         self.get(name).is_some_and(|value| value != "null")
     }
 
     /// In the place of what had the name, or at the end.
-    pub fn set(&mut self, name: &str, value: &impl serde::Serialize) {
+    pub(super) fn set(&mut self, name: &str, value: &impl serde::Serialize) {
         // Text, numbers and the like always serialise.
         let Ok(value) = serde_json::value::to_raw_value(value) else { return };
         match self.0.iter().position(|(known, _)| known == name) {
@@ -41,7 +41,7 @@ impl Fields {
     }
 
     /// The object as text.
-    pub fn to_bytes(&self) -> Bytes {
+    pub(super) fn to_bytes(&self) -> Bytes {
         let values = self.0.iter().map(|(name, value)| name.len() + value.get().len() + 8);
         let mut text = String::with_capacity(2 + values.sum::<usize>());
         text.push('{');

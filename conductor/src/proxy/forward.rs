@@ -29,10 +29,10 @@ pub(crate) enum Endpoint {
 }
 
 impl Endpoint {
-    pub const ALL: [Endpoint; 4] =
+    pub(crate) const ALL: [Endpoint; 4] =
         [Endpoint::Chat, Endpoint::Completions, Endpoint::Responses, Endpoint::Embeddings];
 
-    pub fn path(self) -> &'static str {
+    pub(crate) fn path(self) -> &'static str {
         match self {
             Endpoint::Chat => "/v1/chat/completions",
             Endpoint::Completions => "/v1/completions",

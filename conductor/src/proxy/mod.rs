@@ -32,7 +32,6 @@ pub(crate) use forward::{Endpoint, forward, model_of};
 
 /// How often it is seen which servers answer.
 const PROBE_EVERY: Duration = Duration::from_secs(2);
-const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// A server that has so many more under way than twice the least busy one is not asked for the sake of
 /// what it may have cached.
 const SLACK: usize = 4;
@@ -41,7 +40,6 @@ const SLACK: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Proxies {
     models: BTreeMap<String, Pool>,
-    client: reqwest::Client,
     counts: ProxyMetrics,
 }
 
@@ -93,15 +91,7 @@ impl Proxies {
     ///
     /// # Errors
     /// A sentence that names what is wrong.
-    pub fn load(configs: &[BackendConfig], counts: ProxyMetrics) -> Result<Proxies, String> {
-        let client = reqwest::Client::builder()
-            .no_proxy()
-            .connect_timeout(CONNECT_WITHIN)
-            // Of probes: requests have connections of their own.
-            .pool_max_idle_per_host(0)
-            .redirect(reqwest::redirect::Policy::none())
-            .build()
-            .map_err(|error| format!("`backends`: {error}"))?;
+    pub(crate) fn load(configs: &[BackendConfig], counts: ProxyMetrics) -> Result<Proxies, String> {
         let mut models: BTreeMap<String, Pool> = BTreeMap::new();
         for config in configs {
             let backend = Backend::load(config)?;
@@ -110,27 +100,27 @@ impl Proxies {
                 .or_insert_with(|| Pool { backends: Vec::new(), affinity: Affinity::default() });
             pool.backends.push(Arc::new(backend));
         }
-        Ok(Proxies { models, client, counts })
+        Ok(Proxies { models, counts })
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.models.is_empty()
     }
 
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.models.keys().map(String::as_str)
     }
 
-    pub fn has(&self, model: &str) -> bool {
+    pub(crate) fn has(&self, model: &str) -> bool {
         self.models.contains_key(model)
     }
 
     /// Some server of some model answers.
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.models.values().flat_map(|pool| &pool.backends).any(|backend| backend.is_alive())
     }
 
-    pub fn overview(&self) -> Vec<BackendOverview> {
+    pub(crate) fn overview(&self) -> Vec<BackendOverview> {
         let of = |(model, pool): (&String, &Pool)| {
             let one = |backend: &Arc<Backend>| BackendOverview {
                 model: model.clone(),
@@ -144,14 +134,14 @@ impl Proxies {
     }
 
     /// Sees again and again who answers, until `until`.
-    pub async fn follow(self: Arc<Self>, until: CancellationToken) {
+    pub(crate) async fn follow(self: Arc<Self>, until: CancellationToken) {
         let _ = until.run_until_cancelled(self.probe_for_ever()).await;
     }
 
     async fn probe_for_ever(&self) {
         loop {
             let all = self.models.values().flat_map(|pool| &pool.backends);
-            futures::future::join_all(all.map(|backend| backend.probe(&self.client))).await;
+            futures::future::join_all(all.map(|backend| backend.probe())).await;
             for (model, pool) in &self.models {
                 let alive = pool.backends.iter().filter(|backend| backend.is_alive()).count();
                 self.counts.alive.with_label_values(&[model]).set(alive as i64);

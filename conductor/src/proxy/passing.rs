@@ -158,7 +158,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    pub fn new(record: Option<Arc<Record>>, arrived: Instant, is_stream: bool) -> Told {
+    pub(super) fn new(record: Option<Arc<Record>>, arrived: Instant, is_stream: bool) -> Told {
         Told { record, waits_since: is_stream.then_some(arrived) }
     }
 
@@ -194,7 +194,7 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    pub fn new(admission: Option<Arc<Admission>>, prompt_tokens: u64) -> Usage {
+    pub(super) fn new(admission: Option<Arc<Admission>>, prompt_tokens: u64) -> Usage {
         Usage { admission, prompt_tokens, kept: Vec::new(), events: 0, bytes: 0 }
     }
 

@@ -67,7 +67,7 @@ pub(super) enum AskError {
 
 impl Upstream {
     /// `host` is a name or an address, an IPv6 one without brackets.
-    pub fn new(host: String, port: u16, authority: HeaderValue) -> Upstream {
+    pub(super) fn new(host: String, port: u16, authority: HeaderValue) -> Upstream {
         Upstream { host, port, authority, idle: Mutex::default() }
     }
 
@@ -76,7 +76,7 @@ impl Upstream {
     ///
     /// # Errors
     /// [`AskError`].
-    pub async fn ask(
+    pub(super) async fn ask(
         self: &Arc<Self>,
         mut request: Request<Full<Bytes>>,
     ) -> Result<Response<Pieces>, AskError> {
@@ -103,7 +103,7 @@ impl Upstream {
     }
 
     /// Closes what nobody has used for a while.
-    pub fn prune(&self) {
+    pub(super) fn prune(&self) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|idle| idle.since.elapsed() < IDLE_MAX);
     }
@@ -197,12 +197,12 @@ pub(super) struct Pieces {
 
 impl Pieces {
     /// What the server says it has in all, if it does.
-    pub fn length(&self) -> Option<u64> {
+    pub(super) fn length(&self) -> Option<u64> {
         self.body.size_hint().exact()
     }
 
     /// The next piece, if one is there. `None` at the end.
-    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Bytes>>> {
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Bytes>>> {
         loop {
             let mut frame = Pin::new(&mut self.body).poll_frame(cx);
             if frame.is_pending()

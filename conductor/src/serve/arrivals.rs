@@ -56,7 +56,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// When so many leading blocks are there.
-    pub fn there_in(&self, blocks: usize) -> Duration {
+    pub(super) fn there_in(&self, blocks: usize) -> Duration {
         if blocks <= self.held_blocks {
             Duration::ZERO
         } else if blocks <= self.fetched_blocks {
@@ -109,7 +109,7 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Outcome::There => "there",
             Outcome::Failed => "failed",
@@ -120,7 +120,7 @@ impl Outcome {
 
 impl Arrivals {
     /// Whether to wait for somebody, decided and noted as one step: of many that come at once one leads.
-    pub fn enter(&self, plan: &Plan, now: Instant) -> Turn<'_> {
+    pub(super) fn enter(&self, plan: &Plan, now: Instant) -> Turn<'_> {
         let mut under_way = self.lock();
         let beside = under_way.by_node.get(&plan.node).into_iter().flatten();
         let worth = beside.filter_map(|arrival| {
@@ -174,7 +174,7 @@ pub(super) struct Lead<'a> {
 
 impl Lead<'_> {
     /// It has come so far.
-    pub fn reached(&self, stage: Stage) {
+    pub(super) fn reached(&self, stage: Stage) {
         let is_further = |now: &mut Stage| {
             *now < stage && {
                 *now = stage;
@@ -212,7 +212,7 @@ pub(super) struct Awaited {
 }
 
 impl Awaited {
-    pub async fn there(mut self, until: Instant) -> Outcome {
+    pub(super) async fn there(mut self, until: Instant) -> Outcome {
         let needed = self.needed;
         match timeout_at(until, self.stage.wait_for(|stage| *stage >= needed)).await {
             Ok(Ok(_)) => Outcome::There,

@@ -39,12 +39,12 @@ pub(super) struct Brought<'a> {
 
 impl Brought<'_> {
     /// The engine renews by itself.
-    pub fn hand_over(&mut self) {
+    pub(super) fn hand_over(&mut self) {
         self.renewals.clear();
     }
 
     /// The engine has ended its call as it should.
-    pub fn finish(self) {
+    pub(super) fn finish(self) {
         self.held.into_iter().for_each(Transaction::finish);
     }
 }

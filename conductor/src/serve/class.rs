@@ -16,10 +16,10 @@ pub(crate) enum CacheClass {
 }
 
 impl CacheClass {
-    pub const ALL: [CacheClass; 2] = [CacheClass::Normal, CacheClass::Ephemeral];
+    pub(crate) const ALL: [CacheClass; 2] = [CacheClass::Normal, CacheClass::Ephemeral];
 
     /// As files of keys and requests have it.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             CacheClass::Normal => "normal",
             CacheClass::Ephemeral => "ephemeral",
@@ -27,11 +27,11 @@ impl CacheClass {
     }
 
     /// The one of this name.
-    pub fn named(name: &str) -> Option<CacheClass> {
+    pub(crate) fn named(name: &str) -> Option<CacheClass> {
         CacheClass::ALL.into_iter().find(|class| class.name() == name)
     }
 
-    pub fn to_wire(self) -> v1::CacheClass {
+    pub(crate) fn to_wire(self) -> v1::CacheClass {
         match self {
             CacheClass::Normal => v1::CacheClass::Normal,
             CacheClass::Ephemeral => v1::CacheClass::Ephemeral,
@@ -39,7 +39,7 @@ impl CacheClass {
     }
 
     /// What is unspecified is normal; what is unknown is none.
-    pub fn from_wire(class: i32) -> Option<CacheClass> {
+    pub(crate) fn from_wire(class: i32) -> Option<CacheClass> {
         match v1::CacheClass::try_from(class).ok()? {
             v1::CacheClass::Unspecified | v1::CacheClass::Normal => Some(CacheClass::Normal),
             v1::CacheClass::Ephemeral => Some(CacheClass::Ephemeral),

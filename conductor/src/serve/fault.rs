@@ -43,7 +43,7 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// An instance has no room for it now: as long as what is placed there is predicted to take it.
-    pub fn no_room(
+    pub(crate) fn no_room(
         cluster: &Cluster,
         instance: &InstanceId,
         prompt: &Prompt,
@@ -55,17 +55,17 @@ impl Failure {
     }
 
     /// As many are served, or wait, as may be.
-    pub fn too_many(reason: String, retry_after_ms: u64) -> Failure {
+    pub(crate) fn too_many(reason: String, retry_after_ms: u64) -> Failure {
         Failure::Overloaded { limit: TOO_MANY, reason, retry_after_ms }
     }
 
     /// The task of a choice ended without a last word: it panicked, which is logged there.
-    pub fn vanished() -> Failure {
+    pub(crate) fn vanished() -> Failure {
         Failure::Interrupted { reason: "its task failed".to_owned() }
     }
 
     /// For the metric of results.
-    pub fn label(&self) -> &'static str {
+    pub(crate) fn label(&self) -> &'static str {
         match self {
             Failure::UnknownModel => "unknown_model",
             Failure::Overloaded { .. } => "refused",
@@ -128,7 +128,7 @@ pub(super) enum FaultKind {
 
 impl Fault {
     /// What a failed call to an engine means. It sees parameters that nobody checked before.
-    pub fn of_engine(status: &Status, instance: &InstanceId, phase: Phase) -> Fault {
+    pub(super) fn of_engine(status: &Status, instance: &InstanceId, phase: Phase) -> Fault {
         match status.code() {
             Code::InvalidArgument | Code::OutOfRange if !says(status, UNROUTED) => {
                 Fault::Final(Failure::Rejected { reason: status.message().to_owned() })
@@ -139,7 +139,7 @@ impl Fault {
 
     /// What a failed call to an instance's node means. All it is sent is the conductor's own, so
     /// nothing it refuses is the client's doing.
-    pub fn of_node(status: &Status, instance: &InstanceId, phase: Phase) -> Fault {
+    pub(super) fn of_node(status: &Status, instance: &InstanceId, phase: Phase) -> Fault {
         let kind = match status.code() {
             _ if says(status, UNROUTED) => FaultKind::Unrouted,
             Code::ResourceExhausted => FaultKind::NoRoom,

@@ -30,7 +30,7 @@ pub(crate) struct Prompt {
 
 impl Prompt {
     /// Hashes the blocks: about a microsecond for each.
-    pub fn new(
+    pub(crate) fn new(
         tokens: Arc<[u32]>,
         named: Arc<[Range<u32>]>,
         model: &ServedModel,
@@ -54,12 +54,12 @@ impl Prompt {
     }
 
     /// Parts that are used as if each stood alone.
-    pub fn chunks(&self) -> &[QueriedChunk] {
+    pub(crate) fn chunks(&self) -> &[QueriedChunk] {
         &self.chunks
     }
 
     /// The keys in the model's namespace as it is now: it may have been replaced since.
-    pub fn keyed(&self, model: &ServedModel) -> Prompt {
+    pub(crate) fn keyed(&self, model: &ServedModel) -> Prompt {
         let namespace = model.namespace(&self.salt);
         if self.namespace == namespace && self.block_tokens == model.block_tokens {
             return self.clone();
@@ -68,20 +68,20 @@ impl Prompt {
         Prompt::new(tokens, named, model, Arc::clone(&self.salt))
     }
 
-    pub fn keys(&self) -> &Arc<[BlockKey]> {
+    pub(crate) fn keys(&self) -> &Arc<[BlockKey]> {
         &self.keys
     }
 
-    pub fn namespace(&self) -> Namespace {
+    pub(crate) fn namespace(&self) -> Namespace {
         self.namespace
     }
 
-    pub fn block_tokens(&self) -> u32 {
+    pub(crate) fn block_tokens(&self) -> u32 {
         self.block_tokens
     }
 
     /// Prompts longer than this are refused before they are made.
-    pub fn length(&self) -> u32 {
+    pub(crate) fn length(&self) -> u32 {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }
 }
@@ -104,11 +104,11 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    pub fn new(admission: Option<Arc<Admission>>) -> Meter {
+    pub(crate) fn new(admission: Option<Arc<Admission>>) -> Meter {
         Meter { admission, tokens: AtomicU64::new(0) }
     }
 
-    pub fn came(&self, tokens: usize) {
+    pub(crate) fn came(&self, tokens: usize) {
         if let Some(admission) = &self.admission {
             self.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
             admission.spend(tokens as u64);
@@ -116,7 +116,7 @@ impl Meter {
     }
 
     /// What came before is void, and not the tenant's doing.
-    pub fn begins_anew(&self) {
+    pub(crate) fn begins_anew(&self) {
         if let Some(admission) = &self.admission {
             admission.give_back(self.tokens.swap(0, Ordering::Relaxed));
         }
@@ -150,7 +150,7 @@ pub(crate) struct Job {
 
 impl Job {
     /// Nothing ends its answer before `max_tokens`.
-    pub fn is_endless(&self) -> bool {
+    pub(crate) fn is_endless(&self) -> bool {
         let v1::SamplingParams { ignore_eos, stop, stop_token_ids, .. } = &self.sampling;
         *ignore_eos && stop.is_empty() && stop_token_ids.is_empty()
     }
@@ -164,7 +164,7 @@ pub(crate) struct Steered {
 }
 
 impl Steered {
-    pub fn borrow(&self) -> Steering<'_> {
+    pub(crate) fn borrow(&self) -> Steering<'_> {
         Steering { instance: self.instance.as_ref(), prefix: self.prefix }
     }
 }

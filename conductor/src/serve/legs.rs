@@ -21,7 +21,11 @@ enum LegState {
 
 impl Leg {
     /// `trace` goes with the call, so that the engine's part of a trace is found.
-    pub fn new(target: &EngineTarget, request: v1::GenerateRequest, trace: Option<&Trace>) -> Leg {
+    pub(super) fn new(
+        target: &EngineTarget,
+        request: v1::GenerateRequest,
+        trace: Option<&Trace>,
+    ) -> Leg {
         let mut client = target.engine.clone();
         let mut request = Request::new(request);
         // A span's name is always fit for a header.
@@ -34,7 +38,7 @@ impl Leg {
 
     /// The next event. A stream that ends without `Finished` has failed. Nothing is lost when the
     /// future is dropped before it is ready.
-    pub async fn next(&mut self) -> Result<Event, Status> {
+    pub(super) async fn next(&mut self) -> Result<Event, Status> {
         if let LegState::Opening(opening) = &mut self.state {
             self.state = LegState::Open(Box::new(opening.await?.into_inner()));
         }

@@ -84,7 +84,7 @@ impl OneLine {
 }
 
 impl Lines {
-    pub fn new(options: WaitOptions, metrics: Arc<Metrics>) -> Lines {
+    pub(super) fn new(options: WaitOptions, metrics: Arc<Metrics>) -> Lines {
         let (began, lines, aside) = (Instant::now(), Mutex::default(), Notify::new());
         Lines { options, metrics, began, lines, aside }
     }
@@ -97,7 +97,7 @@ impl Lines {
     }
 
     /// Calls those again that were set aside, until `shutdown`.
-    pub async fn run(self: Arc<Self>, shutdown: CancellationToken) {
+    pub(super) async fn run(self: Arc<Self>, shutdown: CancellationToken) {
         let again = async {
             loop {
                 self.aside.notified().await;
@@ -118,7 +118,7 @@ impl Lines {
     ///
     /// # Errors
     /// [`LineFull`] when there is no place for all of them.
-    pub fn enter(
+    pub(super) fn enter(
         self: &Arc<Self>,
         model: &Arc<str>,
         claim: &Claim,
@@ -181,12 +181,12 @@ impl Lines {
     }
 
     /// So many wait for a model, at most.
-    pub fn requests_max(&self) -> usize {
+    pub(super) fn requests_max(&self) -> usize {
         self.options.line.requests_max
     }
 
     /// How many wait for a model.
-    pub fn waiting(&self, model: &str) -> usize {
+    pub(super) fn waiting(&self, model: &str) -> usize {
         self.lock().lines.get(model).map_or(0, |line| line.line.len())
     }
 
@@ -227,7 +227,7 @@ pub(super) struct Ticket {
 
 impl Ticket {
     /// How long its prefill may be predicted to wait at an instance, now.
-    pub fn ahead_us(&self) -> u64 {
+    pub(super) fn ahead_us(&self) -> u64 {
         self.lines.ahead_us(self.since.elapsed())
     }
 
@@ -235,7 +235,7 @@ impl Ticket {
     ///
     /// # Errors
     /// [`Displaced`] when it will never be.
-    pub async fn turn(&mut self) -> Result<(), Displaced> {
+    pub(super) async fn turn(&mut self) -> Result<(), Displaced> {
         loop {
             {
                 let lines = self.lines.lock();
@@ -254,7 +254,7 @@ impl Ticket {
     }
 
     /// It cannot go now.
-    pub fn set_aside(&self, why: Aside) {
+    pub(super) fn set_aside(&self, why: Aside) {
         self.lines.change(&self.model, |line, now_us| {
             line.line.set_aside(self.id, why, now_us);
             if line.called == Some(self.id) {
@@ -265,7 +265,7 @@ impl Ticket {
     }
 
     /// It goes.
-    pub fn go(mut self) {
+    pub(super) fn go(mut self) {
         self.how = "went";
         self.lines.change(&self.model, |line, _| {
             line.line.take(self.id);
@@ -274,7 +274,7 @@ impl Ticket {
     }
 
     /// It is refused after all.
-    pub fn refused(mut self) {
+    pub(super) fn refused(mut self) {
         self.how = "refused";
     }
 }

@@ -110,7 +110,7 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    pub fn new(
+    pub(crate) fn new(
         cluster: Cluster,
         options: ServeOptions,
         metrics: Arc<Metrics>,
@@ -140,7 +140,7 @@ impl Serving {
     /// # Errors
     /// [`Failure::Overloaded`] when there is no room for so many at once, [`Failure::Rejected`] when
     /// there never is.
-    pub fn start(self: &Arc<Self>, jobs: Vec<Job>) -> Result<Outputs, Failure> {
+    pub(crate) fn start(self: &Arc<Self>, jobs: Vec<Job>) -> Result<Outputs, Failure> {
         let (asked, at_once) = (jobs.len(), self.options.choices_running_max);
         if asked > at_once {
             let reason =
@@ -198,30 +198,30 @@ impl Serving {
     }
 
     /// Calls those that wait, until `shutdown`. Returns at once when nobody does.
-    pub async fn call_waiting(self: Arc<Self>, shutdown: CancellationToken) {
+    pub(crate) async fn call_waiting(self: Arc<Self>, shutdown: CancellationToken) {
         if let Some(lines) = &self.lines {
             Arc::clone(lines).run(shutdown).await;
         }
     }
 
     /// Attempts at one request, the first included.
-    pub fn attempts_max(&self) -> u32 {
+    pub(crate) fn attempts_max(&self) -> u32 {
         self.options.attempts_max
     }
 
     /// The conductor does not end before this is dropped, as long as it drains.
-    pub fn running(&self) -> TaskTrackerToken {
+    pub(crate) fn running(&self) -> TaskTrackerToken {
         self.tasks.token()
     }
 
     /// All choices have ended and all nodes have been told of what was abandoned.
-    pub async fn finished(&self) {
+    pub(crate) async fn finished(&self) {
         self.tasks.close();
         self.tasks.wait().await;
     }
 
     /// The latest decisions.
-    pub fn recorder(&self) -> &Arc<Recorder> {
+    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }
 

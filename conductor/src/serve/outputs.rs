@@ -27,17 +27,17 @@ pub(crate) struct Outputs {
 }
 
 impl Outputs {
-    pub fn choices(&self) -> usize {
+    pub(crate) fn choices(&self) -> usize {
         self.choices
     }
 
     /// `None` when all tasks are gone.
-    pub async fn next(&mut self) -> Option<Output> {
+    pub(crate) async fn next(&mut self) -> Option<Output> {
         self.receiver.recv().await
     }
 
     /// What is there already.
-    pub fn try_next(&mut self) -> Option<Output> {
+    pub(crate) fn try_next(&mut self) -> Option<Output> {
         self.receiver.try_recv().ok()
     }
 }
@@ -57,26 +57,26 @@ pub(super) fn channel(choices: usize) -> (Vec<Outlet>, Outputs) {
 }
 
 impl Outlet {
-    pub async fn placed(&self, why: String) -> Result<(), Failure> {
+    pub(super) async fn placed(&self, why: String) -> Result<(), Failure> {
         self.send(Progress::Placed(why)).await
     }
 
     /// Waits while the channel is full.
-    pub async fn tokens(&self, tokens: kvasir_proto::v1::Tokens) -> Result<(), Failure> {
+    pub(super) async fn tokens(&self, tokens: kvasir_proto::v1::Tokens) -> Result<(), Failure> {
         self.send(Progress::Tokens(tokens)).await
     }
 
-    pub async fn begins_anew(&self) -> Result<(), Failure> {
+    pub(super) async fn begins_anew(&self) -> Result<(), Failure> {
         self.send(Progress::Anew).await
     }
 
-    pub async fn ended(&self, text: String, ended: Ended) -> Result<(), Failure> {
+    pub(super) async fn ended(&self, text: String, ended: Ended) -> Result<(), Failure> {
         self.send(Progress::Ended { text, ended }).await
     }
 
     /// The last word of a choice that failed; not waited for beyond the limit, because nothing
     /// but the error depends on it any more.
-    pub async fn failed(&self, failure: Failure, limit: Duration) {
+    pub(super) async fn failed(&self, failure: Failure, limit: Duration) {
         let output = Output { choice: self.choice, progress: Progress::Failed(failure) };
         if self.sender.send_timeout(output, limit).await.is_err() {
             tracing::debug!("nobody takes the error of this choice");
@@ -84,7 +84,7 @@ impl Outlet {
     }
 
     /// Returns when the response has been dropped.
-    pub async fn closed(&self) {
+    pub(super) async fn closed(&self) {
         self.sender.closed().await;
     }
 

@@ -28,12 +28,12 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    pub fn new() -> Pace {
+    pub(super) fn new() -> Pace {
         Pace { last: None, came: 0, sum: Duration::ZERO, tokens: 0, seen: LongestTenth::default() }
     }
 
     /// Tokens came. Now and then, the mean time between the latest ones in microseconds.
-    pub fn came(&mut self, tokens: usize, metrics: &Metrics) -> Option<u64> {
+    pub(super) fn came(&mut self, tokens: usize, metrics: &Metrics) -> Option<u64> {
         self.came_at(Instant::now(), tokens, metrics)
     }
 
@@ -54,19 +54,19 @@ impl Pace {
     }
 
     /// The mean over what was not reported yet: short answers teach something, too.
-    pub fn rest(&mut self) -> Option<u64> {
+    pub(super) fn rest(&mut self) -> Option<u64> {
         let mean = self.sum.checked_div(self.tokens)?;
         (self.sum, self.tokens) = (Duration::ZERO, 0);
         Some(u64::try_from(mean.as_micros()).unwrap_or(u64::MAX))
     }
 
     /// What the answer saw of it so far: the mean of the longest tenth.
-    pub fn seen_us(&self) -> Option<u64> {
+    pub(super) fn seen_us(&self) -> Option<u64> {
         self.seen.mean_us()
     }
 
     /// The tokens that came were passed on.
-    pub fn passed_on(&mut self) {
+    pub(super) fn passed_on(&mut self) {
         if self.last.is_some_and(|last| last.elapsed() > WAITED) {
             self.last = None;
         }

@@ -81,7 +81,7 @@ impl fmt::Display for PassedOn {
 
 impl PassedOn {
     /// In a few words.
-    pub fn reason(&self) -> String {
+    pub(crate) fn reason(&self) -> String {
         match self.why {
             Why::Alike { bytes } => format!(
                 "it was last sent what begins alike, for {bytes} of {} bytes",

@@ -47,7 +47,7 @@ impl Phase {
     ];
 
     /// For labels and messages.
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Phase::Waiting => "waiting for its turn",
             Phase::Placing => "placing",
@@ -66,15 +66,15 @@ impl Phase {
 pub(super) struct PhaseCell(AtomicU8);
 
 impl PhaseCell {
-    pub fn new() -> PhaseCell {
+    pub(super) fn new() -> PhaseCell {
         PhaseCell(AtomicU8::new(Phase::Placing as u8))
     }
 
-    pub fn get(&self) -> Phase {
+    pub(super) fn get(&self) -> Phase {
         Phase::ALL[usize::from(self.0.load(Ordering::Relaxed))]
     }
 
-    pub fn set(&self, phase: Phase) {
+    pub(super) fn set(&self, phase: Phase) {
         self.0.store(phase as u8, Ordering::Relaxed);
     }
 }

@@ -32,22 +32,22 @@ struct Ring {
 
 impl Recorder {
     /// Keeps so many decisions, with 0 none, and so much of what they were taken from.
-    pub fn new(kept: usize, inputs_bytes_max: usize) -> Recorder {
+    pub(crate) fn new(kept: usize, inputs_bytes_max: usize) -> Recorder {
         Recorder { kept, inputs_bytes_max, ring: Mutex::default() }
     }
 
     /// Where the decisions for one answer go.
-    pub fn trail(&self, asked: Asked) -> Trail<'_> {
+    pub(crate) fn trail(&self, asked: Asked) -> Trail<'_> {
         Trail { recorder: self, asked, first_token: Arc::default(), latest: Mutex::default() }
     }
 
     /// How many, at most.
-    pub fn kept(&self) -> usize {
+    pub(crate) fn kept(&self) -> usize {
         self.kept
     }
 
     /// The latest first.
-    pub fn latest(&self) -> Vec<Arc<Record>> {
+    pub(crate) fn latest(&self) -> Vec<Arc<Record>> {
         self.lock().records.iter().rev().cloned().collect()
     }
 
@@ -103,12 +103,12 @@ pub(crate) struct Trail<'a> {
 
 impl Trail<'_> {
     /// When, after its arrival, the request had its first token.
-    pub fn first_token(&self) -> &OnceLock<Duration> {
+    pub(crate) fn first_token(&self) -> &OnceLock<Duration> {
         &self.first_token
     }
 
     /// One more decision.
-    pub fn placed(&self, placement: &Placement, inputs: Option<Box<Inputs>>) {
+    pub(crate) fn placed(&self, placement: &Placement, inputs: Option<Box<Inputs>>) {
         if self.recorder.kept > 0 {
             self.record(Decision::Placed(Box::new(placement.clone())), inputs);
         }
@@ -116,7 +116,7 @@ impl Trail<'_> {
 
     /// There is no place for it. Answers with why, and keeps the rest: a cluster that refuses much copies
     /// nothing for it.
-    pub fn refused(&self, none: NotPlaced) -> Refusal {
+    pub(crate) fn refused(&self, none: NotPlaced) -> Refusal {
         let NotPlaced { refused, inputs } = none;
         let refusal = refused.refusal.clone();
         if self.recorder.kept > 0 {
@@ -126,7 +126,7 @@ impl Trail<'_> {
     }
 
     /// It was passed on to a server that is none of ours, or to none. `what` is not asked where nothing is kept.
-    pub fn passed_on(&self, what: impl FnOnce() -> PassedOn) {
+    pub(crate) fn passed_on(&self, what: impl FnOnce() -> PassedOn) {
         if self.recorder.kept > 0 {
             self.record(Decision::PassedOn(Box::new(what())), None);
         }
@@ -147,14 +147,14 @@ impl Trail<'_> {
     }
 
     /// How the latest decision ended: "ok", or in a word or a sentence why not.
-    pub fn ended(&self, how: &str, ended: Option<&Ended>) {
+    pub(crate) fn ended(&self, how: &str, ended: Option<&Ended>) {
         if let Some(record) = &*self.latest() {
             record.ended(how, ended);
         }
     }
 
     /// The latest decision, for whoever goes on with the answer.
-    pub fn latest_record(&self) -> Option<Arc<Record>> {
+    pub(crate) fn latest_record(&self) -> Option<Arc<Record>> {
         self.latest().clone()
     }
 
@@ -203,17 +203,17 @@ pub(crate) struct Outcome {
 
 impl Record {
     /// From the request's arrival.
-    pub fn ttft_ms(&self) -> Option<f64> {
+    pub(crate) fn ttft_ms(&self) -> Option<f64> {
         self.first_token.get().map(|ttft| ttft.as_secs_f64() * 1e3)
     }
 
     /// So long after the request's arrival it had its first token; what is said later of it counts for nothing.
-    pub fn first_token(&self, after: Duration) {
+    pub(crate) fn first_token(&self, after: Duration) {
         let _ = self.first_token.set(after);
     }
 
     /// As [`Trail::ended`]; what is said later of it counts for nothing.
-    pub fn ended(&self, how: &str, ended: Option<&Ended>) {
+    pub(crate) fn ended(&self, how: &str, ended: Option<&Ended>) {
         let prefill = ended.and_then(|ended| ended.prefill);
         let _ = self.outcome.set(Outcome {
             how: how.to_owned(),
@@ -226,12 +226,12 @@ impl Record {
         });
     }
 
-    pub fn outcome(&self) -> Option<&Outcome> {
+    pub(crate) fn outcome(&self) -> Option<&Outcome> {
         self.outcome.get()
     }
 
     /// With what it was taken from, to be taken again elsewhere.
-    pub fn recorded(&self) -> Option<RecordedDecision> {
+    pub(crate) fn recorded(&self) -> Option<RecordedDecision> {
         let decided = match &self.decision {
             Decision::Placed(placement) => Ok(&**placement),
             Decision::Refused(refused) => Err(&**refused),
@@ -245,7 +245,7 @@ impl Record {
     }
 
     /// In one line of a list.
-    pub fn summary(&self) -> Value {
+    pub(crate) fn summary(&self) -> Value {
         let mut line = self.head();
         match &self.decision {
             Decision::Placed(placement) => {
@@ -270,7 +270,7 @@ impl Record {
     }
 
     /// With all candidates and the text of the decision.
-    pub fn full(&self) -> Value {
+    pub(crate) fn full(&self) -> Value {
         let mut record = self.head();
         match &self.decision {
             Decision::Placed(placement) => {

@@ -54,7 +54,7 @@ enum Answer {
 
 impl Renewal {
     /// The shares have just been allocated.
-    pub fn start(
+    pub(super) fn start(
         tasks: &TaskTracker,
         renewer: Renewer,
         shares: Vec<(NodeHandle, Side)>,
@@ -77,7 +77,7 @@ impl Renewal {
 
     /// The next side whose share could not be renewed for as long as a lease, or whose node does
     /// not answer twice and is followed no more: it is over, or will be before anything comes of it.
-    pub async fn lost(&mut self) -> Side {
+    pub(super) async fn lost(&mut self) -> Side {
         match self.lost.recv().await {
             Some(side) => side,
             // No share is left to renew.

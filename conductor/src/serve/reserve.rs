@@ -23,12 +23,12 @@ pub(super) struct Reserved {
 
 impl Reserved {
     /// Whether the node of the prefill side has what is before those that are attended elsewhere.
-    pub fn has_before(&self, first_routed: u32) -> bool {
+    pub(super) fn has_before(&self, first_routed: u32) -> bool {
         self.held_blocks >= first_routed
     }
 
     /// Leading blocks that will not be computed, if all goes well.
-    pub fn reused_blocks(&self) -> u32 {
+    pub(super) fn reused_blocks(&self) -> u32 {
         let fetched = self.fetch.as_ref().filter(|fetch| fetch.pinned);
         let held = self.held_blocks + self.routed_blocks;
         fetched.map_or(0, |fetch| fetch.source.until_block).max(held)

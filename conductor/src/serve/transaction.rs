@@ -28,7 +28,7 @@ pub(super) struct Transaction<'a> {
 
 impl<'a> Transaction<'a> {
     /// Takes note of all shares before any is asked for.
-    pub fn begin(
+    pub(super) fn begin(
         serving: &'a Serving,
         phase: &'a PhaseCell,
         shares: Vec<(NodeHandle, Side)>,
@@ -38,7 +38,7 @@ impl<'a> Transaction<'a> {
     }
 
     /// Asks one node for its share.
-    pub async fn allocate(
+    pub(super) async fn allocate(
         &self,
         node: &NodeHandle,
         request: v1::TxAllocateRequest,
@@ -53,7 +53,7 @@ impl<'a> Transaction<'a> {
     }
 
     /// Renews all shares from now on.
-    pub fn renew(&self) -> Renewal {
+    pub(super) fn renew(&self) -> Renewal {
         let Serving { tasks, metrics, options, cluster, .. } = self.serving;
         let renewer = Renewer {
             cluster: cluster.clone(),
@@ -65,19 +65,19 @@ impl<'a> Transaction<'a> {
     }
 
     /// Ends one share now; the rest goes on without it.
-    pub fn abort_share(&mut self, side: Side, reason: &'static str) {
+    pub(super) fn abort_share(&mut self, side: Side, reason: &'static str) {
         let (ended, kept) = self.shares.drain(..).partition(|(_, other)| *other == side);
         self.shares = kept;
         self.abort(ended, reason);
     }
 
     /// One share has ended by itself.
-    pub fn share_ended(&mut self, side: Side) {
+    pub(super) fn share_ended(&mut self, side: Side) {
         self.shares.retain(|(_, other)| *other != side);
     }
 
     /// All shares have ended, or their engines end them.
-    pub fn finish(mut self) {
+    pub(super) fn finish(mut self) {
         self.shares.clear();
     }
 

@@ -18,7 +18,7 @@ pub(super) struct PieceKey([u8; 16]);
 
 impl PieceKey {
     /// Tenants do not share pieces: how long a prompt takes tells nobody what others have asked.
-    pub fn new(model: &str, salt: &[u8], text: &str) -> PieceKey {
+    pub(super) fn new(model: &str, salt: &[u8], text: &str) -> PieceKey {
         let mut hasher = blake3::Hasher::new();
         for part in [model.as_bytes(), salt] {
             hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
@@ -52,7 +52,7 @@ impl Memo {
     ///
     /// # Errors
     /// When the registry has a counter of this name.
-    pub fn new(bytes_max: u64, registry: &Registry) -> Result<Memo, prometheus::Error> {
+    pub(crate) fn new(bytes_max: u64, registry: &Registry) -> Result<Memo, prometheus::Error> {
         let help = "Bytes of prompts that were tokenized, and of those whose tokens were there.";
         let counted = Opts::new("kvasir_conductor_tokenize_bytes_total", help);
         let bytes = IntCounterVec::new(counted, &["outcome"])?;
@@ -64,7 +64,7 @@ impl Memo {
 
     /// One that keeps nothing.
     #[cfg(test)]
-    pub fn none() -> Memo {
+    pub(crate) fn none() -> Memo {
         Memo::new(0, &Registry::new()).expect("a new registry")
     }
 

@@ -56,12 +56,12 @@ pub(crate) enum TextError {
 
 impl ModelText {
     /// What the tokenizer puts around every text; absent when that is not always the same.
-    pub fn frame(&self) -> Option<&Frame> {
+    pub(crate) fn frame(&self) -> Option<&Frame> {
         self.tokenizer.frame()
     }
 
     /// The tokens of a tenant's prompt; see [`PromptTokenizer::encode`].
-    pub fn encode(
+    pub(crate) fn encode(
         &self,
         text: &str,
         add_special_tokens: bool,
@@ -82,7 +82,11 @@ pub(crate) struct Texts {
 
 impl Texts {
     /// Reads the files of every model; blocks while it does.
-    pub fn load(models: &[ModelConfig], parallel: usize, memo: Memo) -> Result<Texts, Error> {
+    pub(crate) fn load(
+        models: &[ModelConfig],
+        parallel: usize,
+        memo: Memo,
+    ) -> Result<Texts, Error> {
         let memo = Arc::new(memo);
         let load = |config: &ModelConfig| {
             let (tokenizer, special) = PromptTokenizer::load(&config.path)?;
@@ -100,16 +104,16 @@ impl Texts {
         Ok(Texts { models, permits: Arc::new(Semaphore::new(parallel)) })
     }
 
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.models.keys().map(String::as_str)
     }
 
-    pub fn model(&self, name: &str) -> Option<Arc<ModelText>> {
+    pub(crate) fn model(&self, name: &str) -> Option<Arc<ModelText>> {
         self.models.get(name).cloned()
     }
 
     /// Runs `work` on a blocking thread when one of the permits is free.
-    pub async fn run<T, F>(&self, work: F) -> Result<T, TextError>
+    pub(crate) async fn run<T, F>(&self, work: F) -> Result<T, TextError>
     where
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,

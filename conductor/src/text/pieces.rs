@@ -20,7 +20,7 @@ pub(super) struct Cuts {
 
 impl Cuts {
     /// Nothing for a tokenizer whose texts are not to be cut.
-    pub fn of(tokenizer: &Tokenizer) -> Option<Cuts> {
+    pub(super) fn of(tokenizer: &Tokenizer) -> Option<Cuts> {
         let mut added: Vec<_> = tokenizer.get_added_tokens_decoder().into_values().collect();
         // Those that are looked for in normalized text are looked for between the others.
         added.retain(|token| !token.normalized);
@@ -41,7 +41,7 @@ impl Cuts {
 
     /// The pieces of a text, in order: each of [`PIECE_BYTES_MIN`] at least but the last. Texts that begin alike
     /// are cut alike as far as both are whole.
-    pub fn pieces<'t>(&self, text: &'t str) -> Vec<&'t str> {
+    pub(super) fn pieces<'t>(&self, text: &'t str) -> Vec<&'t str> {
         let mut pieces = Vec::new();
         let mut from = 0;
         for token in self.tokens.find_iter(text) {
@@ -64,10 +64,10 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    pub const NONE: Frame = Frame { before: Vec::new(), behind: Vec::new() };
+    pub(crate) const NONE: Frame = Frame { before: Vec::new(), behind: Vec::new() };
 
     /// Nothing where it does not put the same around all texts.
-    pub fn of(tokenizer: &Tokenizer) -> Option<Frame> {
+    pub(crate) fn of(tokenizer: &Tokenizer) -> Option<Frame> {
         let ids = |text: &str, special| {
             let encoding = tokenizer.encode_fast(text, special).ok()?;
             Some(encoding.get_ids().to_vec())

@@ -22,7 +22,10 @@ pub(crate) struct ChatTemplate {
 impl ChatTemplate {
     /// `chat_template.jinja` when there is one, else `chat_template` of `tokenizer_config.json`;
     /// `None` when the model has neither.
-    pub fn load(directory: &Path, special: &SpecialTokens) -> Result<Option<ChatTemplate>, String> {
+    pub(crate) fn load(
+        directory: &Path,
+        special: &SpecialTokens,
+    ) -> Result<Option<ChatTemplate>, String> {
         let path = directory.join("chat_template.jinja");
         let source = match read_optional(&path)? {
             Some(source) => Some(source),
@@ -35,7 +38,7 @@ impl ChatTemplate {
     }
 
     /// Parses a template's text.
-    pub fn parse(source: String, special: SpecialTokens) -> Result<ChatTemplate, String> {
+    pub(crate) fn parse(source: String, special: SpecialTokens) -> Result<ChatTemplate, String> {
         let mut environment = Environment::new();
         // As the transformers library sets its Jinja: publishers rely on both.
         environment.set_trim_blocks(true);
@@ -53,13 +56,13 @@ impl ChatTemplate {
     }
 
     /// Whether the role `developer` means something to it; otherwise it is given as `system`.
-    pub fn knows_developer(&self) -> bool {
+    pub(crate) fn knows_developer(&self) -> bool {
         self.knows_developer
     }
 
     /// The prompt text of a chat. `extra` are variables that the client passes to the template;
     /// they cannot replace the ones set here.
-    pub fn render(
+    pub(crate) fn render(
         &self,
         messages: &[Value],
         add_generation_prompt: bool,

@@ -40,7 +40,7 @@ pub(crate) struct Remembered<'a> {
 
 impl PromptTokenizer {
     /// Reads the two files of the model's directory. `tokenizer_config.json` may be missing.
-    pub fn load(directory: &Path) -> Result<(PromptTokenizer, SpecialTokens), String> {
+    pub(crate) fn load(directory: &Path) -> Result<(PromptTokenizer, SpecialTokens), String> {
         let path = directory.join("tokenizer.json");
         let bytes = std::fs::read(&path).map_err(|e| format!("cannot read {path:?}: {e}"))?;
         let mut tokenizer =
@@ -68,7 +68,7 @@ impl PromptTokenizer {
     /// Rendered chats carry theirs already. Text that cannot fit into `tokens_max` is refused
     /// unread where that can be told: tokenizing takes some fifty times its bytes of memory. Tokens of
     /// pieces that are remembered are not made again, and are the same.
-    pub fn encode(
+    pub(crate) fn encode(
         &self,
         text: &str,
         add_special_tokens: bool,
@@ -110,7 +110,7 @@ impl PromptTokenizer {
 
     /// The same where nothing is remembered.
     #[cfg(test)]
-    pub fn encode_anew(
+    pub(crate) fn encode_anew(
         &self,
         text: &str,
         add_special_tokens: bool,
@@ -128,12 +128,12 @@ impl PromptTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    pub fn frame(&self) -> Option<&Frame> {
+    pub(crate) fn frame(&self) -> Option<&Frame> {
         self.frame.as_ref()
     }
 
     /// The text of a prompt given as ids.
-    pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
+    pub(crate) fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
         self.tokenizer.decode(ids, true).map_err(|error| TextError::Tokenize(error.to_string()))
     }
 }

@@ -9,14 +9,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The bound on requests, and what is known of those inside.
 #[derive(Debug)]
-pub struct Admission {
+pub(crate) struct Admission {
     permits: Arc<Semaphore>,
     requests_max: u32,
     waiting_prompt_tokens: Arc<AtomicU64>,
 }
 
 impl Admission {
-    pub fn new(requests_max: u32) -> Self {
+    pub(crate) fn new(requests_max: u32) -> Self {
         Admission {
             permits: Arc::new(Semaphore::new(requests_max as usize)),
             requests_max,
@@ -26,7 +26,7 @@ impl Admission {
 
     /// Takes a request in, or not when the engine is full. `prompt_tokens` are those it will
     /// compute here.
-    pub fn try_admit(&self, prompt_tokens: u32) -> Option<Admitted> {
+    pub(crate) fn try_admit(&self, prompt_tokens: u32) -> Option<Admitted> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         self.waiting_prompt_tokens.fetch_add(prompt_tokens.into(), Ordering::Relaxed);
         let total = Arc::clone(&self.waiting_prompt_tokens);
@@ -34,24 +34,24 @@ impl Admission {
     }
 
     /// Requests inside at most.
-    pub fn requests_max(&self) -> u32 {
+    pub(crate) fn requests_max(&self) -> u32 {
         self.requests_max
     }
 
     /// Requests inside, running or waiting.
-    pub fn requests(&self) -> u32 {
+    pub(crate) fn requests(&self) -> u32 {
         self.requests_max.saturating_sub(self.permits.available_permits() as u32)
     }
 
     /// Prompt tokens accepted and not yet computed.
-    pub fn waiting_prompt_tokens(&self) -> u64 {
+    pub(crate) fn waiting_prompt_tokens(&self) -> u64 {
         self.waiting_prompt_tokens.load(Ordering::Relaxed)
     }
 }
 
 /// A request inside; it leaves when this is dropped.
 #[derive(Debug)]
-pub struct Admitted {
+pub(crate) struct Admitted {
     _permit: OwnedSemaphorePermit,
     waiting_prompt_tokens: u32,
     total: Arc<AtomicU64>,
@@ -59,7 +59,7 @@ pub struct Admitted {
 
 impl Admitted {
     /// These prompt tokens need not be computed any more.
-    pub fn settle(&mut self, tokens: u32) {
+    pub(crate) fn settle(&mut self, tokens: u32) {
         let tokens = tokens.min(self.waiting_prompt_tokens);
         self.waiting_prompt_tokens -= tokens;
         self.total.fetch_sub(tokens.into(), Ordering::Relaxed);

@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use kvasir_attach::Link;
+use kvasir_attach::{AttachError, AttachOptions, EngineAttachment};
 use kvasir_proto::v1;
-use kvasir_store_node::attach::Link;
-use kvasir_store_node::attach::{AttachError, AttachOptions, EngineAttachment};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +27,7 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(2);
 
 /// An attachment as the scheduler sees it.
 #[derive(Debug)]
-pub struct NodePort {
+pub(crate) struct NodePort {
     attachment: EngineAttachment,
 }
 
@@ -71,7 +71,7 @@ impl WaitPort for NodePort {
 
 /// The model over one attachment's slots.
 #[derive(Debug)]
-pub struct ModelCompute {
+pub(crate) struct ModelCompute {
     model: Arc<Model>,
     workspace: Workspace,
     cache: Cache,
@@ -149,17 +149,17 @@ impl Compute for ModelCompute {
 
 /// How the model's cache lies in slots.
 #[derive(Debug, Clone, Copy)]
-pub struct ModelLayout {
+pub(crate) struct ModelLayout {
     pub block_tokens: u32,
     pub kv_dtype: KvDtype,
 }
 
 /// What the compute thread is given.
-pub type NodeAttachment = Attachment<NodePort, ModelCompute>;
+pub(crate) type NodeAttachment = Attachment<NodePort, ModelCompute>;
 
 /// Attaches, and attaches again whenever the node was lost.
 #[derive(Debug)]
-pub struct AttachLoop {
+pub(crate) struct AttachLoop {
     pub options: AttachOptions,
     pub model: Arc<Model>,
     pub layout: ModelLayout,
@@ -174,7 +174,7 @@ impl AttachLoop {
     ///
     /// # Errors
     /// [`Error::Refused`].
-    pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), Error> {
+    pub(crate) async fn run(mut self, shutdown: CancellationToken) -> Result<(), Error> {
         loop {
             let Some(attachment) = shutdown.run_until_cancelled(self.connect()).await else {
                 return Ok(());

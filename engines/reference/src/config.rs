@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use kvasir_proto::v1;
 use kvasir_route::Domain;
-use kvasir_store_node::config::TransferTls;
+use kvasir_transfer::TransferTls;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

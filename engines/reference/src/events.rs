@@ -10,31 +10,31 @@ use tonic::Status;
 /// Accepted, and Finished or an error.
 const OTHER_EVENTS: usize = 2;
 
-pub type EventResult = Result<v1::GenerateEvent, Status>;
+pub(crate) type EventResult = Result<v1::GenerateEvent, Status>;
 
 /// The sending end, for the compute thread.
 #[derive(Debug)]
-pub struct EventSink {
+pub(crate) struct EventSink {
     events: mpsc::Sender<EventResult>,
 }
 
 /// A queue for a request of at most so many tokens. Its blocks are allocated as they are used.
-pub fn channel(tokens_max: u32) -> (EventSink, mpsc::Receiver<EventResult>) {
+pub(crate) fn channel(tokens_max: u32) -> (EventSink, mpsc::Receiver<EventResult>) {
     let (events, receiver) = mpsc::channel(tokens_max as usize + OTHER_EVENTS);
     (EventSink { events }, receiver)
 }
 
 impl EventSink {
-    pub fn send(&self, event: Event) {
+    pub(crate) fn send(&self, event: Event) {
         self.give(Ok(v1::GenerateEvent { event: Some(event) }));
     }
 
-    pub fn fail(&self, status: Status) {
+    pub(crate) fn fail(&self, status: Status) {
         self.give(Err(status));
     }
 
     /// The caller has gone.
-    pub fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.events.is_closed()
     }
 

@@ -18,30 +18,30 @@ use crate::routes::RoutedHoles;
 use crate::text::Vocabulary;
 use crate::worker::WaitPort;
 
-pub const VOCAB: u32 = 64;
-pub const LAYERS: usize = 3;
+pub(crate) const VOCAB: u32 = 64;
+pub(crate) const LAYERS: usize = 3;
 
 /// Token 0 is special; the others are letters and digits, each its own text.
-pub fn vocabulary() -> Arc<Vocabulary> {
+pub(crate) fn vocabulary() -> Arc<Vocabulary> {
     let letters: Vec<[u8; 1]> = (0..VOCAB as u8).map(|id| [b'0' + id]).collect();
     let tokens: Vec<&[u8]> = letters.iter().map(|letter| &letter[..]).collect();
     Arc::new(Vocabulary::of_tokens(&tokens))
 }
 
 /// The text of tokens of [`vocabulary`].
-pub fn text_of(tokens: &[u32]) -> String {
+pub(crate) fn text_of(tokens: &[u32]) -> String {
     tokens.iter().filter(|&&token| token != 0).map(|&token| (b'0' + token as u8) as char).collect()
 }
 
 /// What a node heard, in order.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Heard {
+pub(crate) enum Heard {
     Message(ToNode),
     Progress { step: u32, layers_done: u16 },
 }
 
 #[derive(Debug, Default)]
-pub struct NodeState {
+pub(crate) struct NodeState {
     pub heard: Vec<Heard>,
     pub says: VecDeque<ToEngine>,
     pub load: v1::InstanceLoad,
@@ -53,34 +53,34 @@ pub struct NodeState {
 
 /// Both ends of a fake node: the test holds one clone, the scheduler another.
 #[derive(Debug, Clone, Default)]
-pub struct FakeNode {
+pub(crate) struct FakeNode {
     state: Arc<(Mutex<NodeState>, Condvar)>,
 }
 
 impl FakeNode {
-    pub const SLOTS: u32 = 1000;
+    pub(crate) const SLOTS: u32 = 1000;
 
-    pub fn state(&self) -> MutexGuard<'_, NodeState> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, NodeState> {
         self.state.0.lock().expect("tests that panic are over")
     }
 
-    pub fn say(&self, message: ToEngine) {
+    pub(crate) fn say(&self, message: ToEngine) {
         self.state().says.push_back(message);
         self.wake();
     }
 
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.state().awake = true;
         self.state.1.notify_all();
     }
 
-    pub fn lose(&self) {
+    pub(crate) fn lose(&self) {
         self.state().lost = true;
         self.wake();
     }
 
     /// Messages so far that are not progress.
-    pub fn messages(&self) -> Vec<ToNode> {
+    pub(crate) fn messages(&self) -> Vec<ToNode> {
         let messages = |heard: &Heard| match heard {
             Heard::Message(message) => Some(message.clone()),
             Heard::Progress { .. } => None,
@@ -88,7 +88,7 @@ impl FakeNode {
         self.state().heard.iter().filter_map(messages).collect()
     }
 
-    pub fn releases(&self) -> Vec<Share> {
+    pub(crate) fn releases(&self) -> Vec<Share> {
         let release = |message: ToNode| match message {
             ToNode::Release(v1::Release { tx, side }) => {
                 Some(Share::from_wire(tx, side).expect("a share"))
@@ -149,14 +149,14 @@ impl WaitPort for FakeNode {
 }
 
 /// Rows of all slots.
-pub type Rows = Arc<Mutex<BTreeMap<(SlotIndex, u32), u64>>>;
+pub(crate) type Rows = Arc<Mutex<BTreeMap<(SlotIndex, u32), u64>>>;
 
 /// What each sequence of a batch computed: positions from, and how many.
-pub type Batch = Vec<(u32, usize)>;
+pub(crate) type Batch = Vec<(u32, usize)>;
 
 /// The hash-chain model.
 #[derive(Debug, Clone)]
-pub struct ToyModel {
+pub(crate) struct ToyModel {
     pub page_tokens: u32,
     pub rows: Rows,
     pub batches: Arc<Mutex<Vec<Batch>>>,
@@ -164,17 +164,17 @@ pub struct ToyModel {
 }
 
 impl ToyModel {
-    pub fn new(page_tokens: u32) -> Self {
+    pub(crate) fn new(page_tokens: u32) -> Self {
         let (rows, batches) = (Rows::default(), Arc::default());
         ToyModel { page_tokens, rows, batches, logits: Vec::new() }
     }
 
-    pub fn batches(&self) -> Vec<Batch> {
+    pub(crate) fn batches(&self) -> Vec<Batch> {
         self.batches.lock().expect("tests that panic are over").clone()
     }
 
     /// Writes the rows of a prompt, as a push or a cached prefix would have.
-    pub fn fill(&self, prompt: &[u32], slots: &[u32]) {
+    pub(crate) fn fill(&self, prompt: &[u32], slots: &[u32]) {
         let pages: Vec<SlotIndex> = slots.iter().copied().map(SlotIndex).collect();
         self.write_rows(&SequenceStep {
             tokens: prompt,
@@ -254,7 +254,7 @@ fn logits_of(row: u64) -> Vec<f32> {
 }
 
 /// The greedy answer to a prompt.
-pub fn greedy(prompt: &[u32], tokens: usize) -> Vec<u32> {
+pub(crate) fn greedy(prompt: &[u32], tokens: usize) -> Vec<u32> {
     let mut row = prompt.iter().fold(0, |row, &token| next_row(row, token));
     let mut answer = Vec::new();
     for _ in 0..tokens {

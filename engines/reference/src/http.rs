@@ -33,7 +33,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// When the listener fails.
-pub async fn serve<A: Send + 'static>(
+pub(crate) async fn serve<A: Send + 'static>(
     listener: TcpListener,
     service: EngineService<A>,
     registries: Vec<Registry>,

@@ -14,10 +14,10 @@ use tokio::sync::watch;
 use crate::scheduler::Job;
 
 /// Wakes a compute thread that waits for its node. It must not keep the attachment alive.
-pub type WakePort = Box<dyn Fn() + Send>;
+pub(crate) type WakePort = Box<dyn Fn() + Send>;
 
 /// Shared by the service, the attach loop and the compute thread. `A` is an attachment.
-pub struct Inbox<A> {
+pub(crate) struct Inbox<A> {
     state: Mutex<State<A>>,
     changed: Condvar,
     /// Follows `wake_port`, for calls that come while an attachment is being made.
@@ -34,11 +34,11 @@ struct State<A> {
 
 /// The engine is not attached, or stopping.
 #[derive(Debug)]
-pub struct NoNode;
+pub(crate) struct NoNode;
 
 /// What there is to do for a thread that is not attached.
 #[derive(Debug)]
-pub enum Unattached<A> {
+pub(crate) enum Unattached<A> {
     Attach(A),
     Stop,
 }
@@ -64,7 +64,7 @@ impl<A> Inbox<A> {
     ///
     /// # Errors
     /// [`NoNode`]
-    pub fn put(&self, job: Job) -> Result<(), NoNode> {
+    pub(crate) fn put(&self, job: Job) -> Result<(), NoNode> {
         let mut state = self.lock();
         if state.stopping || state.wake_port.is_none() {
             return Err(NoNode);
@@ -76,7 +76,7 @@ impl<A> Inbox<A> {
     }
 
     /// Hands an attachment over. `wake_port` works until the next one, or `detached`.
-    pub fn attach(&self, attachment: A, wake_port: WakePort) {
+    pub(crate) fn attach(&self, attachment: A, wake_port: WakePort) {
         let mut state = self.lock();
         state.attachment = Some(attachment);
         state.wake_port = Some(wake_port);
@@ -86,7 +86,7 @@ impl<A> Inbox<A> {
     }
 
     /// The compute thread has lost its node: jobs that came meanwhile are given back.
-    pub fn detached(&self) -> VecDeque<Job> {
+    pub(crate) fn detached(&self) -> VecDeque<Job> {
         let mut state = self.lock();
         state.wake_port = None;
         self.attached.send_replace(false);
@@ -94,41 +94,41 @@ impl<A> Inbox<A> {
     }
 
     /// No more jobs; the compute thread ends when those it has are done.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.lock().stopping = true;
         self.wake();
     }
 
     /// Wakes the compute thread wherever it sleeps.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         if let Some(wake_port) = &self.lock().wake_port {
             wake_port();
         }
         self.changed.notify_all();
     }
 
-    pub fn is_attached(&self) -> bool {
+    pub(crate) fn is_attached(&self) -> bool {
         self.lock().wake_port.is_some()
     }
 
     /// Waits for an attachment, but no longer than `patience`: the node tells the conductor of this
     /// engine a moment before the engine has mapped its memory.
-    pub async fn wait_attached(&self, patience: Duration) {
+    pub(crate) async fn wait_attached(&self, patience: Duration) {
         let mut attached = self.attached.subscribe();
         // Whoever asked too early is told so by `put`.
         let _ = tokio::time::timeout(patience, attached.wait_for(|attached| *attached)).await;
     }
 
-    pub fn take_job(&self) -> Option<Job> {
+    pub(crate) fn take_job(&self) -> Option<Job> {
         self.lock().jobs.pop_front()
     }
 
-    pub fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         self.lock().stopping
     }
 
     /// Sleeps until there is an attachment, or the engine stops.
-    pub fn wait_unattached(&self) -> Unattached<A> {
+    pub(crate) fn wait_unattached(&self) -> Unattached<A> {
         let mut state = self.lock();
         loop {
             // Even when stopping: jobs may have been taken for it, and they are let end.

@@ -20,7 +20,7 @@ const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
 /// What one share does in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ShareInStep {
+pub(crate) struct ShareInStep {
     pub share: Share,
     pub first_position: u32,
     pub positions: u32,
@@ -39,20 +39,23 @@ struct Record {
 
 /// The compute thread's end. The file is complete once it is dropped and the writer has ended.
 #[derive(Debug)]
-pub struct LayerLog {
+pub(crate) struct LayerLog {
     records: SyncSender<Record>,
     dropped: IntCounter,
 }
 
 /// The writer's thread.
-pub type LayerLogWriter = std::thread::JoinHandle<()>;
+pub(crate) type LayerLogWriter = std::thread::JoinHandle<()>;
 
 impl LayerLog {
     /// Makes the file anew and starts the writer.
     ///
     /// # Errors
     /// When the file cannot be made or the thread not started.
-    pub fn start(path: &Path, dropped: IntCounter) -> std::io::Result<(Self, LayerLogWriter)> {
+    pub(crate) fn start(
+        path: &Path,
+        dropped: IntCounter,
+    ) -> std::io::Result<(Self, LayerLogWriter)> {
         let file = BufWriter::new(File::create(path)?);
         let (sender, records) = sync_channel(RECORDS_MAX);
         let writer = std::thread::Builder::new()
@@ -62,7 +65,13 @@ impl LayerLog {
     }
 
     /// Layer `layer` of `step` was computed just now.
-    pub fn record(&self, step: u32, layer: usize, computed_us: u64, shares: &Arc<[ShareInStep]>) {
+    pub(crate) fn record(
+        &self,
+        step: u32,
+        layer: usize,
+        computed_us: u64,
+        shares: &Arc<[ShareInStep]>,
+    ) {
         let record = Record { step, layer, computed_us, shares: Arc::clone(shares) };
         match self.records.try_send(record) {
             Ok(()) => {}

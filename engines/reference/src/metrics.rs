@@ -5,7 +5,7 @@
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 #[derive(Debug, Clone)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     pub prompt_tokens_computed: IntCounter,
     pub prompt_tokens_cached: IntCounter,
     pub prompt_tokens_spliced: IntCounter,
@@ -26,7 +26,7 @@ pub struct Metrics {
 
 impl Metrics {
     /// Panics when the registry has them already: one engine, one registry.
-    pub fn new(registry: &Registry) -> Self {
+    pub(crate) fn new(registry: &Registry) -> Self {
         let counter = |name: &str, help: &str| {
             registered(registry, IntCounter::new(format!("kvasir_engine_{name}"), help))
         };

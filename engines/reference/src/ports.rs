@@ -12,10 +12,10 @@ use crate::routes::RoutedHoles;
 /// The attachment is of no use any more: everything bound through it is void.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct PortLost(pub String);
+pub(crate) struct PortLost(pub String);
 
 /// The node, as attached once. Dropped when it is lost; another attach is another port.
-pub trait CachePort {
+pub(crate) trait CachePort {
     /// # Errors
     /// [`PortLost`] when the node is gone or takes no more.
     fn send(&mut self, message: v1::engine_to_node::Message) -> Result<(), PortLost>;
@@ -37,7 +37,7 @@ pub trait CachePort {
 }
 
 /// The model over the node's slot memory.
-pub trait Compute {
+pub(crate) trait Compute {
     /// Computes a step; see [`crate::model::Model::forward`]. Answers the logits of the sequences
     /// that wanted them, in batch order. `routed` says for each sequence who attends what is elsewhere.
     ///
@@ -70,7 +70,7 @@ pub trait Compute {
 
 /// What was attended elsewhere too.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Exchanged {
+pub(crate) struct Exchanged {
     pub layers: u32,
     /// From sending queries to having all that came back.
     pub us: u64,
@@ -88,15 +88,15 @@ impl std::ops::AddAssign for Exchanged {
 
 /// Monotonic time in microseconds, handed in so that tests decide what time it is.
 #[derive(Clone)]
-pub struct Clock(Arc<dyn Fn() -> u64 + Send + Sync>);
+pub(crate) struct Clock(Arc<dyn Fn() -> u64 + Send + Sync>);
 
 impl Clock {
-    pub fn new(now_us: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(now_us: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         Clock(Arc::new(now_us))
     }
 
     /// CLOCK_MONOTONIC, which is the same in all processes of a host.
-    pub fn monotonic() -> Self {
+    pub(crate) fn monotonic() -> Self {
         Clock::new(|| {
             let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
             // Neither part is negative on this clock.
@@ -104,7 +104,7 @@ impl Clock {
         })
     }
 
-    pub fn now_us(&self) -> u64 {
+    pub(crate) fn now_us(&self) -> u64 {
         (self.0)()
     }
 }

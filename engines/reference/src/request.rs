@@ -23,7 +23,7 @@ const REQUEST_ID_BYTES_MAX: usize = 256;
 
 /// What requests are checked against.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub(crate) struct Limits {
     pub role: Role,
     pub vocab: u32,
     /// The longest prompt plus answer.
@@ -40,7 +40,7 @@ impl Limits {
     ///
     /// # Errors
     /// `INVALID_ARGUMENT`; `FAILED_PRECONDITION` when this engine does not take such legs.
-    pub fn check(&self, request: v1::GenerateRequest) -> Result<CheckedRequest, Status> {
+    pub(crate) fn check(&self, request: v1::GenerateRequest) -> Result<CheckedRequest, Status> {
         let leg = self.leg(request.leg)?;
         let side = if leg == Leg::Decode { Side::Decode } else { Side::Prefill };
         let tx = request.tx.try_into().map_err(|why: kvasir_proto::FieldError| refuse(why))?;

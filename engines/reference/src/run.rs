@@ -17,8 +17,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
+use kvasir_attach::AttachOptions;
 use kvasir_proto::v1;
-use kvasir_store_node::attach::AttachOptions;
 use prometheus::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -48,7 +49,12 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// [`Error`], in a sentence, when it cannot start or go on.
-pub async fn run(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
+pub fn run(config: Config, shutdown: CancellationToken) -> BoxFuture<'static, Result<(), Error>> {
+    // Boxed, so that its code is compiled here and not again in each program that awaits it.
+    Box::pin(run_engine(config, shutdown))
+}
+
+async fn run_engine(config: Config, shutdown: CancellationToken) -> Result<(), Error> {
     if let Some(flaw) = config.flaw() {
         return Err(Error::Config(flaw));
     }

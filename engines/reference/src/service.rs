@@ -27,7 +27,7 @@ const ATTACH_PATIENCE: Duration = Duration::from_secs(1);
 
 /// See the module. `A` is an attachment, of which the service knows nothing.
 #[derive(Debug)]
-pub struct EngineService<A> {
+pub(crate) struct EngineService<A> {
     pub limits: Limits,
     pub shared: Shared,
     pub inbox: Arc<Inbox<A>>,
@@ -112,7 +112,7 @@ struct LetIn {
 
 /// The events of one call. Dropping it cancels the request.
 #[derive(Debug)]
-pub struct GenerateStream<A> {
+pub(crate) struct GenerateStream<A> {
     events: mpsc::Receiver<EventResult>,
     inbox: Arc<Inbox<A>>,
 }

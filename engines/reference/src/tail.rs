@@ -8,19 +8,19 @@ use prost::Message;
 
 /// The hand-over of one request.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct EngineTail {
+pub(crate) struct EngineTail {
     /// The first token of the answer with its log probabilities, if they were asked for.
     #[prost(message, optional, tag = "1")]
     pub first_token: Option<v1::TokenOut>,
 }
 
 impl EngineTail {
-    pub fn to_bytes(first_token: v1::TokenOut) -> Vec<u8> {
+    pub(crate) fn to_bytes(first_token: v1::TokenOut) -> Vec<u8> {
         EngineTail { first_token: Some(first_token) }.encode_to_vec()
     }
 
     /// The first token; `None` when the bytes are no tail, or name a token that does not exist.
-    pub fn first_token(bytes: &[u8], vocab: u32) -> Option<v1::TokenOut> {
+    pub(crate) fn first_token(bytes: &[u8], vocab: u32) -> Option<v1::TokenOut> {
         let first = EngineTail::decode(bytes).ok()?.first_token?;
         (first.id < vocab).then_some(first)
     }

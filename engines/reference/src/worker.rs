@@ -19,7 +19,7 @@ use crate::scheduler::{Scheduler, SchedulerOptions, Shared};
 const STOPPING: &str = "the engine is stopping";
 
 /// A port that the thread can sleep on.
-pub trait WaitPort: CachePort {
+pub(crate) trait WaitPort: CachePort {
     /// Sleeps until the node said something, somebody woke the thread, or the time is over.
     ///
     /// # Errors
@@ -29,14 +29,14 @@ pub trait WaitPort: CachePort {
 
 /// A node and the model over its memory.
 #[derive(Debug)]
-pub struct Attachment<P, C> {
+pub(crate) struct Attachment<P, C> {
     pub port: P,
     pub compute: C,
 }
 
 /// What the thread is given once.
 #[derive(Debug)]
-pub struct Worker<P, C> {
+pub(crate) struct Worker<P, C> {
     pub inbox: Arc<Inbox<Attachment<P, C>>>,
     pub options: SchedulerOptions,
     pub shared: Shared,
@@ -47,7 +47,7 @@ pub struct Worker<P, C> {
 
 impl<P: WaitPort, C: Compute> Worker<P, C> {
     /// Runs until the inbox stops.
-    pub fn run(self) {
+    pub(crate) fn run(self) {
         while let Unattached::Attach(attachment) = self.inbox.wait_unattached() {
             let Attachment { port, compute } = attachment;
             let mut scheduler =

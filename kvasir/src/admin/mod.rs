@@ -26,7 +26,7 @@ const NOBODY: &str = "(nobody)";
 
 /// Flags of `kvasir admin`.
 #[derive(Debug, clap::Args)]
-pub struct Flags {
+pub(crate) struct Flags {
     /// The store node's gRPC address: `listen` of its configuration.
     #[arg(long, value_name = "ADDRESS")]
     node: String,
@@ -176,7 +176,7 @@ enum AdminError {
     NotDrained { seconds: u64, state: String },
 }
 
-pub fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(serve(flags))?)
 }

@@ -6,11 +6,11 @@ use kvasir_proto::v1;
 use serde_json::{Value, json};
 
 /// Above the lines of [`listed`].
-pub const LIST_HEAD: &str = "\
+pub(super) const LIST_HEAD: &str = "\
 key                               namespace                         dram slot/generation  pins  ssd";
 
 /// Above the lines of [`context`].
-pub const CONTEXTS_HEAD: &str = "\
+pub(super) const CONTEXTS_HEAD: &str = "\
 namespace                         last key                          blocks  until (Unix ms)  for";
 
 fn hex(bytes: &[u8]) -> String {
@@ -40,7 +40,7 @@ fn dram_json(copy: &v1::DramCopy) -> Value {
     json!({ "slot": copy.slot, "generation": copy.generation, "pins": copy.pins })
 }
 
-pub fn listed_json(block: &v1::ListedBlock) -> Value {
+pub(super) fn listed_json(block: &v1::ListedBlock) -> Value {
     json!({
         "key": hex(&block.key),
         "namespace": hex(&block.namespace),
@@ -49,7 +49,7 @@ pub fn listed_json(block: &v1::ListedBlock) -> Value {
     })
 }
 
-pub fn listed(block: &v1::ListedBlock) -> String {
+pub(super) fn listed(block: &v1::ListedBlock) -> String {
     let (slot, pins) = match &block.dram {
         Some(copy) => (format!("{}/{}", copy.slot, copy.generation), copy.pins.to_string()),
         None => ("-".to_owned(), "-".to_owned()),
@@ -82,7 +82,7 @@ fn holder(holder: &v1::BlockHolder) -> String {
     }
 }
 
-pub fn inspection_json(found: &v1::BlockInspection) -> Value {
+pub(super) fn inspection_json(found: &v1::BlockInspection) -> Value {
     json!({
         "key": hex(&found.key),
         "namespace": hex(&found.namespace),
@@ -96,7 +96,7 @@ pub fn inspection_json(found: &v1::BlockInspection) -> Value {
     })
 }
 
-pub fn inspection(found: &v1::BlockInspection) -> String {
+pub(super) fn inspection(found: &v1::BlockInspection) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
         // To a string, which takes all.
@@ -135,7 +135,7 @@ pub fn inspection(found: &v1::BlockInspection) -> String {
     text
 }
 
-pub fn context_json(context: &v1::KeptContext) -> Value {
+pub(super) fn context_json(context: &v1::KeptContext) -> Value {
     json!({
         "namespace": hex(&context.namespace),
         "last_key": hex(&context.last_key),
@@ -145,14 +145,14 @@ pub fn context_json(context: &v1::KeptContext) -> Value {
     })
 }
 
-pub fn context(context: &v1::KeptContext, now_unix_ms: u64) -> String {
+pub(super) fn context(context: &v1::KeptContext, now_unix_ms: u64) -> String {
     let v1::KeptContext { namespace, last_key, blocks, until_unix_ms, .. } = context;
     let left_s = until_unix_ms.saturating_sub(now_unix_ms) / 1_000;
     let (namespace, last_key) = (hex(namespace), hex(last_key));
     format!("{namespace}  {last_key}  {blocks:>6}  {until_unix_ms:>15}  {left_s} s yet")
 }
 
-pub fn evicted_json(evicted: &v1::EvictReply) -> Value {
+pub(super) fn evicted_json(evicted: &v1::EvictReply) -> Value {
     json!({
         "dram_blocks": evicted.dram_blocks,
         "ssd_blocks": evicted.ssd_blocks,
@@ -161,7 +161,7 @@ pub fn evicted_json(evicted: &v1::EvictReply) -> Value {
     })
 }
 
-pub fn evicted(evicted: &v1::EvictReply) -> String {
+pub(super) fn evicted(evicted: &v1::EvictReply) -> String {
     let v1::EvictReply { dram_blocks, ssd_blocks, pinned_blocks, kept_blocks } = evicted;
     let mut text =
         format!("evicted {dram_blocks} blocks of the memory and {ssd_blocks} of the SSD");
@@ -174,7 +174,7 @@ pub fn evicted(evicted: &v1::EvictReply) -> String {
     text
 }
 
-pub fn drain_json(status: &v1::DrainStatus) -> Value {
+pub(super) fn drain_json(status: &v1::DrainStatus) -> Value {
     json!({
         "draining": status.draining,
         "drained": status.drained,
@@ -190,7 +190,7 @@ pub fn drain_json(status: &v1::DrainStatus) -> Value {
 }
 
 /// One line.
-pub fn drain(status: &v1::DrainStatus) -> String {
+pub(super) fn drain(status: &v1::DrainStatus) -> String {
     if !status.draining {
         return "serving".to_owned();
     }
@@ -212,7 +212,7 @@ pub fn drain(status: &v1::DrainStatus) -> String {
     text
 }
 
-pub fn status_json(status: &v1::AdminStatus) -> Value {
+pub(super) fn status_json(status: &v1::AdminStatus) -> Value {
     let node = status.node.clone().unwrap_or_default();
     json!({
         "node_id": node.node_id,
@@ -285,7 +285,7 @@ fn role(role: v1::Role) -> Option<&'static str> {
     }
 }
 
-pub fn status(status: &v1::AdminStatus) -> String {
+pub(super) fn status(status: &v1::AdminStatus) -> String {
     let node = status.node.clone().unwrap_or_default();
     let mut engines: Vec<String> = node.instances.iter().map(engine).collect();
     if engines.is_empty() {

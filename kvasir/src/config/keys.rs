@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use toml::Value;
 
 #[derive(Debug, PartialEq, Eq)]
-pub struct UnknownKey {
+pub(crate) struct UnknownKey {
     /// As in `verify.tcp` or `models[2].name`.
     path: String,
     nearest: Option<String>,
@@ -24,7 +24,7 @@ impl fmt::Display for UnknownKey {
     }
 }
 
-pub fn check(schema: &Schema, table: &toml::Table) -> Result<(), UnknownKey> {
+pub(super) fn check(schema: &Schema, table: &toml::Table) -> Result<(), UnknownKey> {
     let root = schema.as_value();
     check_table(root, root, table, "")
 }
@@ -77,7 +77,7 @@ fn check_value(root: &Json, schema: &Json, value: &Value, path: &str) -> Result<
 }
 
 /// A schema with its references followed and its choices (an option, an enum) laid out flat.
-pub fn alternatives<'a>(root: &'a Json, schema: &'a Json) -> Vec<&'a Json> {
+pub(super) fn alternatives<'a>(root: &'a Json, schema: &'a Json) -> Vec<&'a Json> {
     let mut found = vec![schema];
     if let Some(target) = schema.get("$ref").and_then(Json::as_str) {
         let pointer = target.strip_prefix('#').unwrap_or(target);

@@ -18,10 +18,10 @@ use crate::args::ConfigFlags;
 use crate::daemon::Kind;
 use crate::output;
 
-pub use keys::UnknownKey;
+pub(crate) use keys::UnknownKey;
 
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub(crate) enum ConfigError {
     #[error("the configuration {} cannot be read", path.display())]
     Unreadable { path: PathBuf, source: std::io::Error },
     #[error("the configuration {} is not right: {source}", path.display())]
@@ -32,7 +32,7 @@ pub enum ConfigError {
     Unwritable { path: PathBuf, source: std::io::Error },
 }
 
-pub fn load<T: DeserializeOwned + JsonSchema>(path: &Path) -> Result<T, ConfigError> {
+pub(crate) fn load<T: DeserializeOwned + JsonSchema>(path: &Path) -> Result<T, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Unreadable { path: path.into(), source })?;
     parse(path, &text)
@@ -48,7 +48,7 @@ fn parse<T: DeserializeOwned + JsonSchema>(path: &Path, text: &str) -> Result<T,
 }
 
 /// The command `kvasir config`.
-pub fn print(flags: &ConfigFlags) -> Result<(), Box<dyn Error>> {
+pub(crate) fn print(flags: &ConfigFlags) -> Result<(), Box<dyn Error>> {
     let kinds = Kind::ALL.into_iter().filter(|kind| flags.daemon.is_none_or(|one| one == *kind));
     for kind in kinds {
         let text = reference_of(kind)?;

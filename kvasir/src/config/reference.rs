@@ -14,7 +14,7 @@ use crate::daemon::Kind;
 
 const WIDTH: usize = 98;
 
-pub fn render(kind: Kind, schema: &Schema, defaults: &Json, fields: &[&str]) -> String {
+pub(super) fn render(kind: Kind, schema: &Schema, defaults: &Json, fields: &[&str]) -> String {
     let root = schema.as_value();
     let mut text = String::new();
     comment(
@@ -175,7 +175,7 @@ fn comment(text: &mut String, words: &str) {
 
 /// The fields of a struct in the order of their declaration, as its derived `Deserialize` names
 /// them: a schema does not keep the order, and serialising leaves out what is not set.
-pub fn declared_fields<T: DeserializeOwned>() -> Vec<&'static str> {
+pub(super) fn declared_fields<T: DeserializeOwned>() -> Vec<&'static str> {
     let mut fields: &'static [&'static str] = &[];
     let _ = T::deserialize(FieldNames(&mut fields));
     fields.to_vec()

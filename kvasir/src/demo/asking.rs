@@ -4,13 +4,14 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use reqwest::Client;
 use serde_json::{Value, json};
 
+use crate::http::{self, Limits};
 use crate::up::State;
 
-/// Whoever answers later than this hangs.
-const ANSWER: Duration = Duration::from_secs(600);
+/// A process that takes longer hangs.
+const LIMITS: Limits =
+    Limits { connect: Duration::from_secs(10), answer: Duration::from_secs(600) };
 /// Engines are started together, and each takes as long as it takes to read the model.
 const ATTACHED: Duration = Duration::from_secs(120);
 /// A conductor hears of new blocks within a moment.
@@ -22,16 +23,16 @@ const TOKEN_MIN: u32 = 5;
 
 /// What becomes of a document that another node has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub(super) enum Way {
     Route,
     Fetch,
     Recompute,
 }
 
 impl Way {
-    pub const ALL: [Way; 3] = [Way::Route, Way::Fetch, Way::Recompute];
+    pub(super) const ALL: [Way; 3] = [Way::Route, Way::Fetch, Way::Recompute];
 
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Way::Route => "route",
             Way::Fetch => "fetch",
@@ -41,18 +42,17 @@ impl Way {
 }
 
 /// What went wrong, as a sentence.
-pub type Failed = Box<dyn std::error::Error>;
+pub(super) type Failed = Box<dyn std::error::Error>;
 
 /// One answer.
 #[derive(Debug)]
-pub struct Answered {
+pub(super) struct Answered {
     pub tokens: Vec<u32>,
     request_id: String,
 }
 
 /// See the module.
-pub struct Asking {
-    client: Client,
+pub(super) struct Asking {
     url: String,
     watch: String,
     model: String,
@@ -74,11 +74,9 @@ struct Question<'a> {
 
 impl Asking {
     /// Documents and questions are the same in each run.
-    pub fn new(cluster: &State, vocab: u32) -> Result<Asking, Failed> {
-        let client = Client::builder().no_proxy().timeout(ANSWER).build()?;
+    pub(super) fn new(cluster: &State, vocab: u32) -> Result<Asking, Failed> {
         let nodes = cluster.processes.iter().filter(|(name, _)| name.ends_with("-node"));
         Ok(Asking {
-            client,
             url: cluster.url.clone(),
             watch: cluster.watch.clone(),
             model: cluster.model.clone(),
@@ -89,7 +87,7 @@ impl Asking {
         })
     }
 
-    pub fn tokens(&mut self, count: u32) -> Vec<u32> {
+    pub(super) fn tokens(&mut self, count: u32) -> Vec<u32> {
         (0..count).map(|_| self.draws.random_range(TOKEN_MIN..self.vocab)).collect()
     }
 
@@ -99,7 +97,7 @@ impl Asking {
     }
 
     /// Waits until every engine can be asked: a cluster is ready when some of them are there.
-    pub async fn wait_for_engines(&mut self, count: u32) -> Result<(), Failed> {
+    pub(super) async fn wait_for_engines(&mut self, count: u32) -> Result<(), Failed> {
         let began = Instant::now();
         for engine in 1..=count {
             let prompt = self.tokens(1);
@@ -114,7 +112,11 @@ impl Asking {
     }
 
     /// Has a document computed where `engine` is, and waits until the conductor knows of it.
-    pub async fn place_document(&mut self, document: &[u32], engine: u32) -> Result<(), Failed> {
+    pub(super) async fn place_document(
+        &mut self,
+        document: &[u32],
+        engine: u32,
+    ) -> Result<(), Failed> {
         let mut prompt = document.to_vec();
         prompt.extend(self.tokens(1));
         let blocks = document.len() as u32 / BLOCK_TOKENS;
@@ -146,7 +148,7 @@ impl Asking {
     }
 
     /// All prompts at once. Answers with how long it took until the last one had its answer.
-    pub async fn ask_all(
+    pub(super) async fn ask_all(
         &mut self,
         prompts: &[Vec<u32>],
         answer_tokens: u32,
@@ -170,14 +172,10 @@ impl Asking {
             "model": self.model, "prompt": prompt, "max_tokens": answer_tokens, "temperature": 0,
             "ignore_eos": true, "return_token_ids": true,
         });
-        let mut request = self.client.post(format!("{}/v1/completions", self.url)).json(&body);
-        request = request.header("x-kvasir-instance", instance).header("x-request-id", &request_id);
-        if let Some(way) = way {
-            request = request.header("x-kvasir-prefix", way.name());
-        }
-        let reply = request.send().await?;
-        let is_ok = reply.status().is_success();
-        let answer: Value = reply.json().await?;
+        let mut headers = vec![("x-kvasir-instance", &*instance), ("x-request-id", &*request_id)];
+        headers.extend(way.map(|way| ("x-kvasir-prefix", way.name())));
+        let reply = http::post_json(&self.completions(), &headers, &body, LIMITS).await?;
+        let (is_ok, answer) = (reply.status.is_success(), reply.json()?);
         let ids = answer["choices"][0]["token_ids"].as_array();
         let Some(ids) = ids.filter(|ids| is_ok && ids.len() == answer_tokens as usize) else {
             return Err(format!("a question was not answered: {answer}").into());
@@ -186,13 +184,16 @@ impl Asking {
         Ok(Answered { tokens, request_id })
     }
 
+    fn completions(&self) -> String {
+        format!("{}/v1/completions", self.url)
+    }
+
     /// By how much, in its logarithm, the likeliest next token leads the second.
-    pub async fn lead(&self, prompt: &[u32]) -> Result<f64, Failed> {
+    pub(super) async fn lead(&self, prompt: &[u32]) -> Result<f64, Failed> {
         let body = json!({
             "model": self.model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 2,
         });
-        let request = self.client.post(format!("{}/v1/completions", self.url)).json(&body);
-        let answer: Value = request.send().await?.json().await?;
+        let answer = http::post_json(&self.completions(), &[], &body, LIMITS).await?.json()?;
         let likeliest = &answer["choices"][0]["logprobs"]["top_logprobs"][0];
         let mut logprobs: Vec<f64> = match likeliest.as_object() {
             Some(likeliest) => likeliest.values().filter_map(Value::as_f64).collect(),
@@ -204,9 +205,9 @@ impl Asking {
     }
 
     /// What was decided for it, with all prices.
-    pub async fn placement(&self, answered: &Answered) -> Result<Value, Failed> {
+    pub(super) async fn placement(&self, answered: &Answered) -> Result<Value, Failed> {
         let url = format!("{}/decisions/{}", self.watch, answered.request_id);
-        let mut decisions: Value = self.client.get(url).send().await?.json().await?;
+        let mut decisions = http::get(&url, LIMITS).await?.json()?;
         let last = decisions["decisions"].as_array_mut().and_then(Vec::pop);
         last.map(|mut decision| decision["placement"].take())
             .filter(Value::is_object)
@@ -214,17 +215,17 @@ impl Asking {
     }
 
     /// A counter summed over all store nodes.
-    pub async fn counted(&self, counter: &str) -> Result<f64, Failed> {
+    pub(super) async fn counted(&self, counter: &str) -> Result<f64, Failed> {
         let mut sum = 0.0;
         for url in &self.metrics {
-            sum += total(&self.client.get(url).send().await?.text().await?, counter);
+            sum += total(&http::get(url, LIMITS).await?.text(), counter);
         }
         Ok(sum)
     }
 }
 
 /// What a placement does about the document; `None` where its own node had it.
-pub fn way_of(placement: &Value) -> Option<Way> {
+pub(super) fn way_of(placement: &Value) -> Option<Way> {
     // What was fetched is named; what stays is only told by what was asked about it.
     let reused = placement["reused_tokens"].as_u64().unwrap_or(0);
     let chosen = placement["prefix"]["chosen"].as_str();

@@ -6,14 +6,14 @@ use super::{AgentsFlags, ENGINES};
 use crate::up::flags::parse_bytes;
 
 /// Tokens of each agent's question. A block has 64, so that something of every prompt is computed.
-pub const QUESTION_TOKENS: u32 = 24;
+pub(super) const QUESTION_TOKENS: u32 = 24;
 /// The model's context, less a question.
 const TOKENS_MAX: u32 = 4_096 - QUESTION_TOKENS;
 const AGENTS_MAX: u32 = 64;
 
 /// How nodes reach each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wire {
+pub(super) struct Wire {
     pub name: String,
     domain: &'static str,
     bytes_per_s: Option<u64>,
@@ -38,7 +38,7 @@ impl FromStr for Wire {
 
 impl Wire {
     /// The line of `up` for a cluster over it. No objective is in the way of what is measured by force.
-    pub fn cluster_flags(&self) -> Vec<String> {
+    pub(super) fn cluster_flags(&self) -> Vec<String> {
         let mut line = vec!["up".to_owned()];
         line.extend(
             // Copies to where the next way is measured would be that way's already.
@@ -60,7 +60,7 @@ impl Wire {
 
 /// One combination.
 #[derive(Debug, Clone)]
-pub struct Cell {
+pub(super) struct Cell {
     pub wire: String,
     pub document_tokens: u32,
     pub agents: u32,
@@ -68,7 +68,7 @@ pub struct Cell {
 }
 
 #[derive(Debug)]
-pub struct Grid {
+pub(super) struct Grid {
     pub wires: Vec<Wire>,
     documents: Vec<u32>,
     agents: Vec<u32>,
@@ -81,7 +81,7 @@ pub struct Grid {
 impl Grid {
     /// # Errors
     /// A sentence about what cannot be measured.
-    pub fn of(flags: &AgentsFlags) -> Result<Grid, String> {
+    pub(super) fn of(flags: &AgentsFlags) -> Result<Grid, String> {
         let wires = ["shm", "tcp", "tcp:20MiB"].map(|wire| wire.parse::<Wire>());
         let wires = wires.into_iter().collect::<Result<Vec<Wire>, String>>()?;
         let or = |asked: &[u32], quick: &[u32], full: &[u32]| match (asked, flags.quick) {
@@ -132,7 +132,7 @@ impl Grid {
         Ok(())
     }
 
-    pub fn cells_of(&self, wire: &Wire) -> Vec<Cell> {
+    pub(super) fn cells_of(&self, wire: &Wire) -> Vec<Cell> {
         let mut cells = Vec::with_capacity(self.cells);
         for &document_tokens in &self.documents {
             for &agents in &self.agents {

@@ -27,7 +27,7 @@ const CALM_LOOKS_MAX: u32 = 40;
 
 /// What the bytes of routed queries follow from.
 #[derive(Debug, Clone, Copy)]
-pub struct Model {
+pub(super) struct Model {
     pub vocab: u32,
     heads: u64,
     layers: u64,
@@ -37,7 +37,7 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn of(config: &ModelConfig) -> Model {
+    pub(super) fn of(config: &ModelConfig) -> Model {
         Model {
             vocab: config.vocab as u32,
             heads: config.heads as u64,
@@ -62,7 +62,7 @@ impl Model {
 
 /// Bytes that moved while one alternative was measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Bytes {
+pub(super) struct Bytes {
     pub queries: f64,
     pub partials: f64,
     /// Of the cache.
@@ -71,7 +71,7 @@ pub struct Bytes {
 
 /// One cell, measured.
 #[derive(Debug)]
-pub struct Measured {
+pub(super) struct Measured {
     pub cell: Cell,
     /// Until the last agent has its answer, by [`Way::ALL`]: the median.
     pub forced_ms: [f64; 3],
@@ -89,31 +89,31 @@ pub struct Measured {
 }
 
 impl Measured {
-    pub fn best_ms(&self) -> f64 {
+    pub(super) fn best_ms(&self) -> f64 {
         self.forced_ms.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    pub fn best(&self) -> Way {
+    pub(super) fn best(&self) -> Way {
         let (at, _) =
             (0..).zip(self.forced_ms).min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 0.0));
         Way::ALL[at]
     }
 
     /// What all agents were given, where that is one.
-    pub fn chosen(&self) -> Option<Way> {
+    pub(super) fn chosen(&self) -> Option<Way> {
         let mut taken = Way::ALL.into_iter().filter(|way| self.decided[*way as usize] > 0);
         taken.next().filter(|_| taken.next().is_none())
     }
 
     /// Of what was decided over the best: what was measured by force, or of several ways side by side what was
     /// measured as it was decided.
-    pub fn regret(&self) -> f64 {
+    pub(super) fn regret(&self) -> f64 {
         let took_ms = self.chosen().map_or(self.decided_ms, |way| self.forced_ms[way as usize]);
         took_ms / self.best_ms()
     }
 
     /// Queries and partials over what they should be, less one: the larger.
-    pub fn bytes_off(&self) -> f64 {
+    pub(super) fn bytes_off(&self) -> f64 {
         let off = |got: f64, want: f64| (got / want - 1.0).abs();
         let (got, want) = (&self.routed, &self.expected);
         off(got.queries, want.queries).max(off(got.partials, want.partials))
@@ -121,7 +121,7 @@ impl Measured {
 }
 
 /// Lets every engine meet every alternative, so that lines are open and prices are measured ones.
-pub async fn warm_up(asking: &mut Asking, model: &Model) -> Result<(), Failed> {
+pub(super) async fn warm_up(asking: &mut Asking, model: &Model) -> Result<(), Failed> {
     for (document_tokens, agents, answer_tokens) in [(256, 1, 8), (1_024, 2, 16), (512, 1, 16)] {
         let cell = Cell { wire: String::new(), document_tokens, agents, answer_tokens };
         self::cell(asking, model, &cell, 3).await?;
@@ -131,7 +131,7 @@ pub async fn warm_up(asking: &mut Asking, model: &Model) -> Result<(), Failed> {
 
 /// Each repeat has a document of its own. What is fetched or computed stays with its engine, and what is routed
 /// does not: so the two that leave nothing share one, and the engines change places with each repeat.
-pub async fn cell(
+pub(super) async fn cell(
     asking: &mut Asking,
     model: &Model,
     cell: &Cell,

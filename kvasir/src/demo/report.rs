@@ -13,7 +13,7 @@ const RIGHT_WITHIN: f64 = 1.10;
 /// How far the bytes of queries and partials may be from what follows from their rows.
 const BYTES_WITHIN: f64 = 0.05;
 
-pub fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
         0 => f64::NAN,
@@ -23,7 +23,7 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// One line while it runs.
-pub fn progress(measured: &Measured) -> String {
+pub(super) fn progress(measured: &Measured) -> String {
     let cell = &measured.cell;
     let [route, fetch, recompute] = measured.forced_ms;
     format!(
@@ -38,7 +38,7 @@ pub fn progress(measured: &Measured) -> String {
 }
 
 /// The table and what follows from it, as Markdown.
-pub fn text(cells: &[Measured]) -> String {
+pub(super) fn text(cells: &[Measured]) -> String {
     let mut text = String::from(
         "| wire | document tokens | agents | answer tokens | route ms | fetch ms | recompute ms | decided | as decided ms | regret |\n\
          | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: |\n",
@@ -97,7 +97,7 @@ pub fn text(cells: &[Measured]) -> String {
 }
 
 /// What must hold in every cell, whatever the machine.
-pub fn check(cells: &[Measured]) -> Result<(), String> {
+pub(super) fn check(cells: &[Measured]) -> Result<(), String> {
     for measured in cells {
         let cell = &measured.cell;
         let (wire, tokens, agents) = (&cell.wire, cell.document_tokens, cell.agents);
@@ -137,7 +137,7 @@ fn right(cells: &[Measured]) -> usize {
     cells.iter().filter(|cell| cell.regret() <= RIGHT_WITHIN).count()
 }
 
-pub fn json(cells: &[Measured]) -> Value {
+pub(super) fn json(cells: &[Measured]) -> Value {
     let by_way = |values: &dyn Fn(Way) -> Value| {
         let pairs = Way::ALL.map(|way| (way.name().to_owned(), values(way)));
         Value::Object(pairs.into_iter().collect())
@@ -174,7 +174,7 @@ pub fn json(cells: &[Measured]) -> Value {
 }
 
 /// All cells, one below the other: each alternative a dot, with a ring around what was decided.
-pub fn plot(cells: &[Measured]) -> String {
+pub(super) fn plot(cells: &[Measured]) -> String {
     let rows: Vec<Row> = cells
         .iter()
         .map(|measured| {

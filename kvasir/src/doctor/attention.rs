@@ -14,7 +14,7 @@ use crate::output::{complain, say, sentence};
 const ROWS_PER_PAGE: usize = 64;
 
 /// Checks all files, also those behind one that failed.
-pub fn run(files: &[PathBuf]) -> Result<(), Box<dyn Error>> {
+pub(super) fn run(files: &[PathBuf]) -> Result<(), Box<dyn Error>> {
     for kernel in Kernel::ALL.into_iter().filter(|kernel| !kernel.runs_here()) {
         say(&format!("{}: skipped, as this processor lacks {}", kernel.name(), kernel.needs()));
     }

@@ -6,7 +6,7 @@ use kvasir_transfer_libfabric::library::Library as Libfabric;
 use super::devices::Devices;
 use super::report::{Finding, Section};
 
-pub fn section(found: &Devices) -> Section {
+pub(super) fn section(found: &Devices) -> Section {
     let mut findings = vec![Finding::good(
         "same host",
         "shm: the peer's memory is mapped, a write is one copy; falls back to tcp where processes do \

@@ -12,7 +12,7 @@ use super::report::{Finding, Section};
 const ROUTABLE: &str = "RoCE v2";
 
 #[derive(Debug, Default)]
-pub struct Devices {
+pub(super) struct Devices {
     pub rdma: Vec<RdmaDevice>,
     pub gpus: Vec<String>,
     /// Whether network cards can reach into GPU memory through the module for it.
@@ -21,7 +21,7 @@ pub struct Devices {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub struct RdmaDevice {
+pub(super) struct RdmaDevice {
     pub name: String,
     /// The kernel's driver: `mlx5_core`, `efa`, `rdma_rxe`, …
     pub driver: String,
@@ -29,7 +29,7 @@ pub struct RdmaDevice {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub struct Port {
+pub(super) struct Port {
     pub number: u32,
     pub is_active: bool,
     pub link_layer: String,
@@ -38,7 +38,7 @@ pub struct Port {
     pub gid: Option<(u32, String)>,
 }
 
-pub fn read(root: &Path) -> Devices {
+pub(super) fn read(root: &Path) -> Devices {
     Devices {
         rdma: rdma_devices(root),
         gpus: gpus(root),
@@ -47,7 +47,7 @@ pub fn read(root: &Path) -> Devices {
     }
 }
 
-pub fn section(root: &Path, found: &Devices) -> Section {
+pub(super) fn section(root: &Path, found: &Devices) -> Section {
     let mut findings: Vec<Finding> = found.rdma.iter().map(told).collect();
     if found.rdma.is_empty() {
         let says = "none: other hosts are reached over TCP";
@@ -63,7 +63,7 @@ pub fn section(root: &Path, found: &Devices) -> Section {
 }
 
 /// Which cards are near which memory, as a matrix, and how to write another one.
-pub fn topology(found: &Devices) -> Section {
+pub(super) fn topology(found: &Devices) -> Section {
     let row = |(location, near): (Location, &Preference)| {
         let mut says = format!("preferred {}", list(&near.preferred));
         if !near.secondary.is_empty() {

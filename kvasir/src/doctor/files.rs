@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 /// The names in a folder, sorted; none when it cannot be read.
-pub fn entries(folder: &Path) -> Vec<String> {
+pub(super) fn entries(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> =
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -13,7 +13,7 @@ pub fn entries(folder: &Path) -> Vec<String> {
 }
 
 /// Names below `folder` that begin with `prefix` and go on with a digit, sorted.
-pub fn folders(folder: &Path, prefix: &str) -> Vec<String> {
+pub(super) fn folders(folder: &Path, prefix: &str) -> Vec<String> {
     let is_one = |name: &String| {
         name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     };
@@ -21,13 +21,13 @@ pub fn folders(folder: &Path, prefix: &str) -> Vec<String> {
 }
 
 /// What a file says, without space around it.
-pub fn word(file: &Path) -> Option<String> {
+pub(super) fn word(file: &Path) -> Option<String> {
     Some(fs::read_to_string(file).ok()?.trim().to_owned())
 }
 
 /// A made-up root of a system with these files.
 #[cfg(test)]
-pub fn root_with(files: &[(&str, &str)]) -> tempfile::TempDir {
+pub(super) fn root_with(files: &[(&str, &str)]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     for (path, text) in files {
         let path = root.path().join(path);

@@ -14,7 +14,7 @@ use crate::memory;
 /// Descriptors that a daemon with its connections may need.
 const FILES_WANTED: u64 = 4096;
 
-pub fn section(root: &Path) -> Section {
+pub(super) fn section(root: &Path) -> Section {
     let mut findings = vec![kernel(root), cores(root), memory_left()];
     findings.extend(pages::findings(root));
     findings.push(locked_memory(getrlimit(Resource::Memlock).current));

@@ -12,7 +12,7 @@ use kvasir_transfer_verbs::Library as Verbs;
 use super::devices::{Devices, RdmaDevice};
 use super::report::{Finding, Section};
 
-pub fn section(found: &Devices) -> Section {
+pub(super) fn section(found: &Devices) -> Section {
     let mut findings = vec![verbs(), libfabric(Libfabric::open()), efa(&found.rdma)];
     let driver = Asked::ask();
     findings.push(peer_memory(found.peer_memory, driver.as_ref().ok()));

@@ -32,7 +32,7 @@ use crate::output::{print, say};
 use report::Report;
 
 #[derive(Debug, Clone, clap::Args)]
-pub struct Flags {
+pub(crate) struct Flags {
     /// Prints JSON instead of text.
     #[arg(long)]
     pub json: bool,
@@ -66,7 +66,7 @@ impl Flags {
     }
 }
 
-pub fn run(flags: &Flags, temporary: &Path) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(flags: &Flags, temporary: &Path) -> Result<(), Box<dyn Error>> {
     if !flags.attention.is_empty() {
         return attention::run(&flags.attention);
     }

@@ -15,7 +15,7 @@ const USED: &str = "hugepages-2048kB";
 /// As `/proc/PID/maps` has the memory of a store node.
 const ARENA: &str = "memfd:kvasir-slots";
 
-pub fn findings(root: &Path) -> Vec<Finding> {
+pub(super) fn findings(root: &Path) -> Vec<Finding> {
     let mut findings = vec![reserved(root, one_page), by_themselves(root)];
     findings.extend(arenas(root));
     findings

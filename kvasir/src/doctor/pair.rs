@@ -55,7 +55,11 @@ struct Answer {
 }
 
 /// Serves probes until the process is ended.
-pub fn serve(address: SocketAddr, efa: &EfaConfig, temporary: &Path) -> Result<(), Box<dyn Error>> {
+pub(super) fn serve(
+    address: SocketAddr,
+    efa: &EfaConfig,
+    temporary: &Path,
+) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(address)
         .map_err(|error| format!("cannot listen on {address}: {error}"))?;
     let address = listener.local_addr()?;
@@ -121,20 +125,20 @@ fn serve_one(stream: TcpStream, efa: &EfaConfig, temporary: &Path) -> Result<(),
 
 /// What was measured, and what could not be.
 #[derive(Default)]
-pub struct Measured {
+pub(super) struct Measured {
     pub probes: Vec<Probe>,
     pub left_out: Vec<Finding>,
 }
 
 impl Measured {
-    pub fn section(&mut self) -> Option<Section> {
+    pub(super) fn section(&mut self) -> Option<Section> {
         let findings = std::mem::take(&mut self.left_out);
         (!findings.is_empty()).then_some(Section { title: "not measured", findings })
     }
 }
 
 /// Probes the ways to a host that serves.
-pub fn probe(
+pub(super) fn probe(
     peer: SocketAddr,
     efa: &EfaConfig,
     temporary: &Path,

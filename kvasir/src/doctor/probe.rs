@@ -16,7 +16,7 @@ use kvasir_transfer::{
 use super::report::{Point, Probe};
 
 /// Memory on each side.
-pub const REGION_BYTES: usize = 64 << 20;
+pub(super) const REGION_BYTES: usize = 64 << 20;
 /// How long each point is measured.
 const POINT: Duration = Duration::from_millis(400);
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -28,7 +28,7 @@ const POINTS: [(usize, usize); 5] =
 const _: () = assert!((16 << 20) * 2 <= REGION_BYTES);
 
 /// Both sides in this process, by each domain of the engine that this host has.
-pub fn loopback(efa: &EfaConfig, temporary: &Path) -> Result<Vec<Probe>, Box<dyn Error>> {
+pub(super) fn loopback(efa: &EfaConfig, temporary: &Path) -> Result<Vec<Probe>, Box<dyn Error>> {
     let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let mut probes = Vec::new();
     for domain in [Domain::Shm, Domain::Tcp, Domain::Verbs, Domain::Efa] {
@@ -51,21 +51,21 @@ pub fn loopback(efa: &EfaConfig, temporary: &Path) -> Result<Vec<Probe>, Box<dyn
 
 /// By what an engine for a probe may be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ways {
+pub(super) enum Ways {
     /// Shared memory on the same host, otherwise TCP.
     Plain,
     Only(Domain),
 }
 
 /// An engine for a probe.
-pub struct Side {
+pub(super) struct Side {
     pub engine: TransferEngine,
     registry: prometheus::Registry,
 }
 
 impl Side {
     /// The domain by which most of what it sent has gone.
-    pub fn used(&self) -> Result<&'static str, Box<dyn Error>> {
+    pub(super) fn used(&self) -> Result<&'static str, Box<dyn Error>> {
         let families = self.registry.gather();
         let bytes = families.iter().find(|family| family.name() == "kvasir_transfer_bytes_total");
         let sent = |domain: &Domain| -> f64 {
@@ -85,7 +85,7 @@ impl Side {
 }
 
 /// An engine that is reachable at `here` by those ways.
-pub fn side_of(
+pub(super) fn side_of(
     name: &str,
     ways: Ways,
     efa: &EfaConfig,
@@ -113,13 +113,15 @@ pub fn side_of(
     Ok(Side { engine, registry })
 }
 
-pub fn region(engine: &TransferEngine) -> Result<(RegionHandle, RegionDesc), Box<dyn Error>> {
+pub(super) fn region(
+    engine: &TransferEngine,
+) -> Result<(RegionHandle, RegionDesc), Box<dyn Error>> {
     let memory = SharedMemory::create("probe", REGION_BYTES, Prefault::Yes)?;
     Ok(engine.register(Arc::new(memory))?)
 }
 
 /// Writes to the peer for a few seconds.
-pub fn probe(
+pub(super) fn probe(
     engine: &TransferEngine,
     peer: PeerId,
     target: RegionDesc,
@@ -187,7 +189,7 @@ impl Wires<'_> {
 }
 
 /// Writes bytes whose order tells, to the beginning of the region. Returns them.
-pub fn write_pattern(
+pub(super) fn write_pattern(
     engine: &TransferEngine,
     peer: PeerId,
     target: RegionDesc,

@@ -5,19 +5,19 @@ use std::fmt;
 use serde::Serialize;
 
 #[derive(Debug, Default, Serialize)]
-pub struct Report {
+pub(super) struct Report {
     pub sections: Vec<Section>,
     pub probes: Vec<Probe>,
 }
 
 #[derive(Debug, Serialize)]
-pub struct Section {
+pub(super) struct Section {
     pub title: &'static str,
     pub findings: Vec<Finding>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub(super) struct Finding {
     pub what: String,
     pub standing: Standing,
     /// What is there, or what is missing, what it is good for and how to get it.
@@ -26,7 +26,7 @@ pub struct Finding {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Standing {
+pub(super) enum Standing {
     Good,
     /// It works, and something could be better.
     Advice,
@@ -35,7 +35,7 @@ pub enum Standing {
 
 /// What one way carried.
 #[derive(Debug, Serialize)]
-pub struct Probe {
+pub(super) struct Probe {
     pub way: String,
     /// What was going on: how the sides wait, how many writes were outstanding.
     pub conditions: String,
@@ -43,7 +43,7 @@ pub struct Probe {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Point {
+pub(super) struct Point {
     pub write_bytes: usize,
     pub outstanding: usize,
     pub gigabytes_per_s: f64,
@@ -52,15 +52,15 @@ pub struct Point {
 }
 
 impl Finding {
-    pub fn good(what: impl Into<String>, says: impl Into<String>) -> Finding {
+    pub(super) fn good(what: impl Into<String>, says: impl Into<String>) -> Finding {
         Finding { what: what.into(), standing: Standing::Good, says: says.into() }
     }
 
-    pub fn advice(what: impl Into<String>, says: impl Into<String>) -> Finding {
+    pub(super) fn advice(what: impl Into<String>, says: impl Into<String>) -> Finding {
         Finding { what: what.into(), standing: Standing::Advice, says: says.into() }
     }
 
-    pub fn absent(what: impl Into<String>, says: impl Into<String>) -> Finding {
+    pub(super) fn absent(what: impl Into<String>, says: impl Into<String>) -> Finding {
         Finding { what: what.into(), standing: Standing::Absent, says: says.into() }
     }
 }

@@ -7,13 +7,13 @@ const LONGEST_MS: u64 = 10_000;
 const TRUSTED_AFTER_MS: u64 = 30_000;
 
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Backoff {
+pub(super) struct Backoff {
     ends_in_a_row: u32,
 }
 
 impl Backoff {
     /// Tells how long to wait before the next start.
-    pub fn ended_after(&mut self, lived_ms: u64) -> u64 {
+    pub(super) fn ended_after(&mut self, lived_ms: u64) -> u64 {
         if lived_ms >= TRUSTED_AFTER_MS {
             self.ends_in_a_row = 0;
         }
@@ -22,7 +22,7 @@ impl Backoff {
         wait
     }
 
-    pub fn ends_in_a_row(self) -> u32 {
+    pub(super) fn ends_in_a_row(self) -> u32 {
         self.ends_in_a_row
     }
 }

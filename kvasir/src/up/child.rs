@@ -15,7 +15,7 @@ const TAIL_BYTES: u64 = 4096;
 const TAIL_LINES: usize = 8;
 
 #[derive(Debug)]
-pub struct ChildSpec<'a> {
+pub(super) struct ChildSpec<'a> {
     pub program: &'a Path,
     pub subcommand: &'static str,
     pub config: &'a Path,
@@ -23,7 +23,7 @@ pub struct ChildSpec<'a> {
     pub log_filter: Option<&'a str>,
 }
 
-pub fn spawn(spec: &ChildSpec<'_>) -> std::io::Result<Child> {
+pub(super) fn spawn(spec: &ChildSpec<'_>) -> std::io::Result<Child> {
     let log = OpenOptions::new().create(true).append(true).open(spec.log)?;
     let mut command = Command::new(spec.program);
     if let Some(filter) = spec.log_filter {
@@ -42,7 +42,7 @@ pub fn spawn(spec: &ChildSpec<'_>) -> std::io::Result<Child> {
 }
 
 /// Asks the child to drain.
-pub fn terminate(child: &Child) {
+pub(super) fn terminate(child: &Child) {
     // Not reaped yet (only `try_wait` of its owner does that), so the id is still its own.
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     if let Some(pid) = pid {
@@ -51,7 +51,7 @@ pub fn terminate(child: &Child) {
 }
 
 /// How it ended, as in "ended with status 1" or "was killed by signal 9".
-pub fn describe_end(status: ExitStatus) -> String {
+pub(super) fn describe_end(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("ended with status {code}"),
         (None, Some(signal)) => format!("was killed by signal {signal}"),
@@ -60,7 +60,7 @@ pub fn describe_end(status: ExitStatus) -> String {
 }
 
 /// The last lines of a log, for a person.
-pub fn tail(log: &Path) -> Vec<String> {
+pub(super) fn tail(log: &Path) -> Vec<String> {
     read_tail(log.to_path_buf()).unwrap_or_default()
 }
 

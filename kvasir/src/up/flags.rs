@@ -6,7 +6,7 @@ use kvasir_engine_reference::Precision;
 use kvasir_engine_reference::model::KvDtype;
 
 /// Memory is taken in whole pages of the host.
-pub const HOST_PAGE_BYTES: u64 = 4096;
+pub(crate) const HOST_PAGE_BYTES: u64 = 4096;
 /// As many segments as a log needs, each with room for a few blocks of a small model.
 const SSD_BYTES_MIN: u64 = 64 << 20;
 /// Ten samples.
@@ -15,7 +15,7 @@ const BALANCE_WINDOW_MS_MIN: u64 = 100;
 const ENGINES_MAX: u32 = 64;
 
 #[derive(Debug, Clone, clap::Args)]
-pub struct Flags {
+pub(crate) struct Flags {
     /// Engines that compute prompts. 1 by default.
     #[arg(long, value_name = "N", conflicts_with = "both")]
     pub prefill: Option<u32>,
@@ -177,20 +177,20 @@ pub struct Flags {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Engines {
+pub(crate) struct Engines {
     pub prefill: u32,
     pub decode: u32,
     pub both: u32,
 }
 
 impl Engines {
-    pub fn total(self) -> u32 {
+    pub(crate) fn total(self) -> u32 {
         self.prefill + self.decode + self.both
     }
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FlagError {
+pub(crate) enum FlagError {
     #[error("--{0} 0 leaves nobody to do that work: at least 1 is needed")]
     NoEngine(&'static str),
     #[error("{asked} engines are more than the {ENGINES_MAX} that `up` runs on one machine")]
@@ -202,15 +202,15 @@ pub enum FlagError {
 }
 
 impl Flags {
-    pub fn kv_dtype(&self) -> KvDtype {
+    pub(crate) fn kv_dtype(&self) -> KvDtype {
         if self.kv_dtype == "bf16" { KvDtype::Bf16 } else { KvDtype::F32 }
     }
 
-    pub fn attention_precision(&self) -> Precision {
+    pub(crate) fn attention_precision(&self) -> Precision {
         if self.attention_precision == "bf16" { Precision::Bf16 } else { Precision::F32 }
     }
 
-    pub fn engines(&self) -> Result<Engines, FlagError> {
+    pub(crate) fn engines(&self) -> Result<Engines, FlagError> {
         let engines = match self.both {
             Some(both) => Engines { prefill: 0, decode: 0, both },
             None => Engines {
@@ -236,7 +236,7 @@ impl Flags {
     }
 
     /// Numbers that no daemon could do anything with.
-    pub fn check_ranges(&self) -> Result<(), FlagError> {
+    pub(crate) fn check_ranges(&self) -> Result<(), FlagError> {
         if self.attention_precision() == Precision::Bf16 && self.kv_dtype() != KvDtype::Bf16 {
             return Err(FlagError::Precision);
         }
@@ -300,7 +300,7 @@ impl Flags {
 }
 
 /// Bytes as a plain number or with one of the units B, KiB, MiB, GiB and TiB.
-pub fn parse_bytes(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let factor: u64 = match unit.trim() {

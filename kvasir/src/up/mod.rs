@@ -10,8 +10,7 @@
 
 mod backoff;
 mod child;
-pub mod flags;
-mod http;
+pub(crate) mod flags;
 mod plan;
 mod ports;
 mod preflight;
@@ -26,16 +25,18 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
+use hyper::StatusCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::daemon::Kind;
+use crate::http::{self, Limits};
 use crate::output::{self, say};
 use flags::Flags;
 use plan::{AddressError, Addresses, Surroundings};
 use ports::HeldPorts;
 use run_dir::RunDir;
-pub use state::State;
+pub(crate) use state::State;
 use supervise::{Ended, Supervisor};
 
 /// How often children are looked at.
@@ -44,12 +45,15 @@ const TICK: Duration = Duration::from_millis(50);
 const ENDS_BEFORE_GIVING_UP: u32 = 5;
 /// A second signal that comes this soon is the first one again.
 const SAME_WISH: Duration = Duration::from_secs(1);
+/// A readiness probe that takes longer has failed.
+const READY_LIMITS: Limits =
+    Limits { connect: Duration::from_secs(1), answer: Duration::from_secs(1) };
 /// When the person is told what is being waited for, and how often again.
 const STILL_WAITING: Duration = Duration::from_secs(15);
 
 /// What `main` knows beside the flags of `up`.
 #[derive(Debug, Clone)]
-pub struct Setting {
+pub(crate) struct Setting {
     /// Handed on to every child.
     pub log_filter: Option<String>,
     /// Where a run folder is made when none was asked for.
@@ -62,20 +66,20 @@ pub struct Setting {
 
 /// A cluster that is ready.
 #[derive(Debug)]
-pub struct Ready {
+pub(crate) struct Ready {
     pub state: State,
     /// The folder of its model.
     pub model: PathBuf,
 }
 
-pub fn run(flags: &Flags, setting: Setting) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(flags: &Flags, setting: Setting) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let watch = async |_| std::future::pending().await;
     runtime.block_on(Box::pin(run_for(flags, setting, watch))).map(|_: Option<()>| ())
 }
 
 /// Runs a cluster while there is something to do, from when it is ready. `None` when somebody ended it before.
-pub async fn run_for<T>(
+pub(crate) async fn run_for<T>(
     flags: &Flags,
     setting: Setting,
     work: impl AsyncFnOnce(Ready) -> Result<T, Box<dyn Error>>,
@@ -209,13 +213,13 @@ impl Watch<'_> {
     ) -> Result<bool, Box<dyn Error>> {
         let mut waited_for = None;
         for &part in &self.parts {
-            let reply = http::get(part, "/readyz").await;
-            if reply.as_ref().is_none_or(|reply| reply.status != 200) {
-                waited_for = Some((part, reply));
+            let answer = http::get(&format!("http://{part}/readyz"), READY_LIMITS).await;
+            if answer.as_ref().map_or(true, |answer| answer.status != StatusCode::OK) {
+                waited_for = Some((part, answer));
                 break;
             }
         }
-        let Some((part, reply)) = waited_for else {
+        let Some((part, answer)) = waited_for else {
             let seconds = self.began.elapsed().as_secs_f64();
             self.say(&welcome::text(&supervisor.state(), self.run_dir, seconds));
             supervisor.set_ready()?;
@@ -226,7 +230,10 @@ impl Watch<'_> {
             return Ok(true);
         };
         if Instant::now() >= *remind_at {
-            let reason = reply.map_or_else(|| "no answer".to_owned(), |reply| reply.body);
+            let reason = match answer {
+                Ok(answer) => answer.text().trim().to_owned(),
+                Err(error) => format!("no answer ({error})"),
+            };
             self.say(&format!("not ready yet: http://{part}/readyz says: {reason}"));
             *remind_at = Instant::now() + STILL_WAITING;
         }

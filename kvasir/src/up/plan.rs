@@ -15,12 +15,12 @@ use super::flags::{Engines, Flags, HOST_PAGE_BYTES};
 use crate::daemon::Kind;
 
 /// How long each kind may drain. Together under ten seconds, the most that ending may take.
-pub const CONDUCTOR_DRAIN_MS: u32 = 4_000;
-pub const ENGINE_DRAIN_MS: u32 = 1_500;
-pub const NODE_DRAIN_MS: u32 = 1_500;
+pub(super) const CONDUCTOR_DRAIN_MS: u32 = 4_000;
+pub(super) const ENGINE_DRAIN_MS: u32 = 1_500;
+pub(super) const NODE_DRAIN_MS: u32 = 1_500;
 
 #[derive(Debug)]
-pub struct ClusterPlan {
+pub(super) struct ClusterPlan {
     /// In the order of starting: nodes, then engines, then the conductor.
     pub processes: Vec<ProcessPlan>,
     pub front_door: SocketAddr,
@@ -30,7 +30,7 @@ pub struct ClusterPlan {
 }
 
 #[derive(Debug)]
-pub struct ProcessPlan {
+pub(super) struct ProcessPlan {
     pub name: String,
     pub kind: Kind,
     /// Where it answers /healthz, /readyz and /metrics.
@@ -42,20 +42,20 @@ pub struct ProcessPlan {
 
 /// What the flags do not say.
 #[derive(Debug)]
-pub struct Surroundings<'a> {
+pub(super) struct Surroundings<'a> {
     pub run_dir: &'a Path,
     pub model: &'a Path,
     pub cores: u32,
 }
 
 /// One after another each address that the plan needs; the first is the front door.
-pub trait Addresses {
+pub(super) trait Addresses {
     fn front_door(&mut self) -> Result<SocketAddr, AddressError>;
     fn free(&mut self) -> Result<SocketAddr, AddressError>;
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum AddressError {
+pub(super) enum AddressError {
     #[error("port {port} of 127.0.0.1 cannot be used ({source}); choose another with --port")]
     FrontDoor { port: u16, source: std::io::Error },
     #[error("no free port was found on 127.0.0.1: {0}")]
@@ -63,14 +63,14 @@ pub enum AddressError {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum PlanError {
+pub(super) enum PlanError {
     #[error(transparent)]
     Address(#[from] AddressError),
     #[error("a configuration cannot be written as TOML: {0}")]
     Toml(#[from] toml::ser::Error),
 }
 
-pub fn plan(
+pub(super) fn plan(
     flags: &Flags,
     engines: Engines,
     surroundings: &Surroundings<'_>,

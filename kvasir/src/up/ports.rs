@@ -20,24 +20,24 @@ const ATTEMPTS_MAX: usize = 64;
 
 /// Ports that nobody else can take before they are released.
 #[derive(Debug, Default)]
-pub struct HeldPorts {
+pub(super) struct HeldPorts {
     held: Vec<TcpListener>,
     reserved: Vec<UnixListener>,
 }
 
 /// Ports that no other `up` takes until this is dropped.
 #[derive(Debug)]
-pub struct ReservedPorts {
+pub(super) struct ReservedPorts {
     _reserved: Vec<UnixListener>,
 }
 
 impl HeldPorts {
     /// Exactly this port.
-    pub fn take(&mut self, port: u16) -> std::io::Result<SocketAddr> {
+    pub(super) fn take(&mut self, port: u16) -> std::io::Result<SocketAddr> {
         self.hold(TcpListener::bind((Ipv4Addr::LOCALHOST, port))?)
     }
 
-    pub fn take_free(&mut self) -> std::io::Result<SocketAddr> {
+    pub(super) fn take_free(&mut self) -> std::io::Result<SocketAddr> {
         let range = LOWEST..lowest_outgoing_port();
         if range.len() >= RANGE_MIN {
             for _ in 0..ATTEMPTS_MAX {
@@ -53,7 +53,7 @@ impl HeldPorts {
     }
 
     /// From here on the processes they are meant for must bind them soon.
-    pub fn release(self) -> ReservedPorts {
+    pub(super) fn release(self) -> ReservedPorts {
         ReservedPorts { _reserved: self.reserved }
     }
 

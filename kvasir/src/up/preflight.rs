@@ -19,7 +19,7 @@ const BUNDLED_MODEL: &str = "configs/models/tiny-deepseek-v2";
 const MEMORY_PER_PROCESS_BYTES: u64 = 32 << 20;
 
 #[derive(Debug, thiserror::Error)]
-pub enum PreflightError {
+pub(super) enum PreflightError {
     #[error("there is no model folder {}", path.display())]
     NoModel { path: PathBuf },
     #[error(
@@ -42,7 +42,7 @@ pub enum PreflightError {
 }
 
 /// The model to serve, as an absolute path.
-pub fn find_model(flags: &Flags) -> Result<PathBuf, PreflightError> {
+pub(super) fn find_model(flags: &Flags) -> Result<PathBuf, PreflightError> {
     match &flags.model {
         Some(path) => {
             absolute_folder(path).ok_or_else(|| PreflightError::NoModel { path: path.clone() })
@@ -66,7 +66,11 @@ fn absolute_folder(path: &Path) -> Option<PathBuf> {
 
 /// Whether the engines can compute the model, whether an arena holds enough of its blocks, and
 /// whether there is memory for all of them.
-pub fn check_model(flags: &Flags, engines: Engines, model: &Path) -> Result<(), PreflightError> {
+pub(super) fn check_model(
+    flags: &Flags,
+    engines: Engines,
+    model: &Path,
+) -> Result<(), PreflightError> {
     let description = Model::describe(model).map_err(|error| PreflightError::Unsupported {
         path: model.into(),
         reason: sentence(&error),

@@ -18,7 +18,7 @@ const KEPT: &str = "kept";
 const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
-pub enum RunDirError {
+pub(super) enum RunDirError {
     #[error("the run folder {} cannot be used: {source}", path.display())]
     Unusable { path: PathBuf, source: std::io::Error },
     #[error("the run folder {} is used by another cluster", path.display())]
@@ -32,7 +32,7 @@ pub enum RunDirError {
 }
 
 #[derive(Debug)]
-pub struct RunDir {
+pub(super) struct RunDir {
     path: PathBuf,
     temporary: Option<TempDir>,
     /// Held for as long as the cluster runs; the kernel lets go of it when the process ends.
@@ -40,19 +40,19 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    pub fn open(asked: Option<&Path>, temporary: &Path) -> Result<RunDir, RunDirError> {
+    pub(super) fn open(asked: Option<&Path>, temporary: &Path) -> Result<RunDir, RunDirError> {
         match asked {
             Some(path) => Self::open_asked(path),
             None => Self::open_temporary(temporary),
         }
     }
 
-    pub fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Leaves a temporary folder where it is, so that its logs can be read.
-    pub fn keep(&mut self) {
+    pub(super) fn keep(&mut self) {
         if let Some(temporary) = &mut self.temporary {
             temporary.disable_cleanup(true);
             // Without the mark the folder goes with the next cluster, which is no reason to fail.

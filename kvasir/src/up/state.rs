@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 #[derive(Debug, Serialize)]
-pub struct State {
+pub(crate) struct State {
     /// Of `kvasir up` itself.
     pub pid: u32,
     /// The base of the OpenAI API, without a path.
@@ -22,7 +22,7 @@ pub struct State {
 }
 
 #[derive(Debug, Serialize)]
-pub struct ProcessState {
+pub(crate) struct ProcessState {
     pub kind: &'static str,
     /// Absent while it waits to be started again.
     pub pid: Option<u32>,
@@ -36,11 +36,11 @@ pub struct ProcessState {
 }
 
 impl State {
-    pub fn path(run_dir: &Path) -> PathBuf {
+    pub(crate) fn path(run_dir: &Path) -> PathBuf {
         run_dir.join("state.json")
     }
 
-    pub fn write(&self, run_dir: &Path) -> std::io::Result<()> {
+    pub(crate) fn write(&self, run_dir: &Path) -> std::io::Result<()> {
         let text = serde_json::to_string_pretty(self).map_err(std::io::Error::other)?;
         let unfinished = run_dir.join("state.json.new");
         std::fs::write(&unfinished, text + "\n")?;

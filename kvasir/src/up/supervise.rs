@@ -17,7 +17,7 @@ const GRACE: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
-pub enum SuperviseError {
+pub(super) enum SuperviseError {
     #[error("the folder {} of the cluster cannot be written", path.display())]
     RunDir { path: PathBuf, source: std::io::Error },
     #[error("{name} cannot be started")]
@@ -25,7 +25,7 @@ pub enum SuperviseError {
 }
 
 #[derive(Debug)]
-pub struct Supervisor {
+pub(super) struct Supervisor {
     run_dir: PathBuf,
     program: PathBuf,
     log_filter: Option<String>,
@@ -63,7 +63,7 @@ enum Run {
 
 /// A process that ended by itself, as `Supervisor::reap` found it.
 #[derive(Debug)]
-pub struct Ended {
+pub(super) struct Ended {
     pub name: String,
     pub how: String,
     pub log: PathBuf,
@@ -74,7 +74,7 @@ pub struct Ended {
 
 impl Supervisor {
     /// Writes every configuration; starts nothing.
-    pub fn new(
+    pub(super) fn new(
         plan: ClusterPlan,
         run_dir: &Path,
         program: PathBuf,
@@ -107,7 +107,7 @@ impl Supervisor {
     }
 
     /// Starts what is not running and due. Whatever was started stays owned, even on an error.
-    pub fn start_due(&mut self) -> Result<Vec<String>, SuperviseError> {
+    pub(super) fn start_due(&mut self) -> Result<Vec<String>, SuperviseError> {
         let now = Instant::now();
         let mut started = Vec::new();
         for process in &mut self.processes {
@@ -133,7 +133,7 @@ impl Supervisor {
     }
 
     /// Finds what has ended and books its next start.
-    pub fn reap(&mut self) -> Result<Vec<Ended>, SuperviseError> {
+    pub(super) fn reap(&mut self) -> Result<Vec<Ended>, SuperviseError> {
         let now = Instant::now();
         let mut ended = Vec::new();
         for process in &mut self.processes {
@@ -157,12 +157,12 @@ impl Supervisor {
         Ok(ended)
     }
 
-    pub fn set_ready(&mut self) -> Result<(), SuperviseError> {
+    pub(super) fn set_ready(&mut self) -> Result<(), SuperviseError> {
         self.ready = true;
         self.write_state()
     }
 
-    pub fn state(&self) -> State {
+    pub(super) fn state(&self) -> State {
         let processes = self.processes.iter().map(|p| (p.plan.name.clone(), p.state())).collect();
         State {
             pid: std::process::id(),
@@ -183,7 +183,7 @@ impl Supervisor {
     /// Ends everything: the conductor first, so that no request is left; then the engines, which
     /// then have nothing to do; the nodes last, so that what they hold outlives its users. What
     /// does not end in its time is killed. `hurry` ends the waiting.
-    pub async fn shut_down(&mut self, hurry: &mut (impl Future<Output = ()> + Unpin)) {
+    pub(super) async fn shut_down(&mut self, hurry: &mut (impl Future<Output = ()> + Unpin)) {
         let stages = [
             (Kind::Conductor, CONDUCTOR_DRAIN_MS),
             (Kind::Engine, ENGINE_DRAIN_MS),
@@ -235,7 +235,7 @@ impl Supervisor {
     }
 
     /// At once, whatever they are doing.
-    pub fn kill_all(&mut self) {
+    pub(super) fn kill_all(&mut self) {
         for process in &mut self.processes {
             if let Run::Running { child, .. } = &mut process.run {
                 kill(child);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::state::State;
 
-pub fn text(state: &State, run_dir: &Path, seconds: f64) -> String {
+pub(super) fn text(state: &State, run_dir: &Path, seconds: f64) -> String {
     let State { url, model, watch, .. } = state;
     let mut text = format!(
         r#"

@@ -18,7 +18,7 @@ const HEAD: [(&str, Align); 10] = [
 ];
 
 /// A line each.
-pub fn list(decisions: &[Value]) -> String {
+pub(super) fn list(decisions: &[Value]) -> String {
     let now = decisions.iter().filter_map(|one| one["at_unix_ms"].as_u64()).max().unwrap_or(0);
     let rows: Vec<Vec<String>> = decisions.iter().map(|one| row(one, now)).collect();
     table(&HEAD, &rows)
@@ -45,7 +45,7 @@ fn row(one: &Value, latest: u64) -> Vec<String> {
 }
 
 /// Each with all that is known of it, in the order in which they were taken.
-pub fn whole(decisions: &[Value]) -> String {
+pub(super) fn whole(decisions: &[Value]) -> String {
     let several = decisions.len() > 1;
     let one = |(at, decision): (usize, &Value)| {
         let attempt = if several { format!(", decision {}", at + 1) } else { String::new() };

@@ -9,12 +9,13 @@ use std::error::Error;
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
+use crate::http::{self, HttpError, Limits};
 use crate::output;
 
-const CONNECT: Duration = Duration::from_secs(5);
-const CALL: Duration = Duration::from_secs(10);
+const LIMITS: Limits = Limits { connect: Duration::from_secs(5), answer: Duration::from_secs(10) };
 /// Decisions below the picture of `top`.
 const TOP_DECISIONS: usize = 12;
 /// The cursor to the upper left corner, and all below it cleared.
@@ -34,7 +35,7 @@ struct Conductor {
 
 /// Flags of `kvasir explain`.
 #[derive(Debug, clap::Args)]
-pub struct ExplainFlags {
+pub(crate) struct ExplainFlags {
     /// The request's id, as the answer's header `x-request-id` has it: each decision for it, with what
     /// every candidate would have cost. Without it the latest decisions, a line each.
     request_id: Option<String>,
@@ -49,7 +50,7 @@ pub struct ExplainFlags {
 
 /// Flags of `kvasir top`.
 #[derive(Debug, clap::Args)]
-pub struct TopFlags {
+pub(crate) struct TopFlags {
     /// Looks again after so many seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     every: f64,
@@ -84,12 +85,12 @@ enum WatchError {
 }
 
 /// `kvasir explain`.
-pub fn explain(flags: &ExplainFlags) -> Result<(), Box<dyn Error>> {
+pub(crate) fn explain(flags: &ExplainFlags) -> Result<(), Box<dyn Error>> {
     Ok(runtime()?.block_on(explain_in_time(flags))?)
 }
 
 /// `kvasir top`.
-pub fn top(flags: &TopFlags) -> Result<(), Box<dyn Error>> {
+pub(crate) fn top(flags: &TopFlags) -> Result<(), Box<dyn Error>> {
     if !(0.1..=3_600.0).contains(&flags.every) {
         return Err(WatchError::Every(flags.every).into());
     }
@@ -101,7 +102,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 async fn explain_in_time(flags: &ExplainFlags) -> Result<(), WatchError> {
-    let mut session = Session::new(&flags.conductor)?;
+    let session = Session::new(&flags.conductor)?;
     let answer = match &flags.request_id {
         Some(id) => session.ask(&["decisions", id], &[]).await?,
         None => session.ask(&["decisions"], &[("last", flags.last.to_string())]).await?,
@@ -117,7 +118,7 @@ async fn explain_in_time(flags: &ExplainFlags) -> Result<(), WatchError> {
 }
 
 async fn top_in_time(flags: &TopFlags) -> Result<(), WatchError> {
-    let mut session = Session::new(&flags.conductor)?;
+    let session = Session::new(&flags.conductor)?;
     let in_place = !flags.once && !flags.conductor.json && std::io::stdout().is_terminal();
     loop {
         let state = session.ask(&["state"], &[]).await?;
@@ -139,34 +140,31 @@ async fn top_in_time(flags: &TopFlags) -> Result<(), WatchError> {
 
 /// A conductor that is asked.
 struct Session {
-    base: reqwest::Url,
-    client: reqwest::Client,
+    /// Without a slash at its end.
+    base: String,
 }
 
 impl Session {
     fn new(conductor: &Conductor) -> Result<Session, WatchError> {
         let url = &conductor.url;
         let full = if url.contains("://") { url.clone() } else { format!("http://{url}") };
-        let base = reqwest::Url::parse(&full).ok().filter(|base| base.scheme() == "http");
-        let base = base.ok_or_else(|| WatchError::Url { url: url.clone() })?;
-        // It is near: what proxies the environment names are for others.
-        let client = reqwest::Client::builder().no_proxy().connect_timeout(CONNECT).timeout(CALL);
-        let client = client.build().map_err(|error| no_answer(&base, &error))?;
-        Ok(Session { base, client })
+        let authority = http::authority(&full);
+        let authority = authority.ok_or_else(|| WatchError::Url { url: url.clone() })?;
+        Ok(Session { base: format!("http://{authority}") })
     }
 
-    async fn ask(&mut self, path: &[&str], query: &[(&str, String)]) -> Result<Value, WatchError> {
+    async fn ask(&self, path: &[&str], query: &[(&str, String)]) -> Result<Value, WatchError> {
         let mut url = self.base.clone();
-        if let Ok(mut segments) = url.path_segments_mut() {
-            segments.clear().extend(path);
+        for segment in path {
+            url += &format!("/{}", utf8_percent_encode(segment, NON_ALPHANUMERIC));
         }
-        if !query.is_empty() {
-            url.query_pairs_mut().extend_pairs(query);
+        for (at, (key, value)) in query.iter().enumerate() {
+            let mark = if at == 0 { '?' } else { '&' };
+            url += &format!("{mark}{key}={}", utf8_percent_encode(value, NON_ALPHANUMERIC));
         }
-        let answer = self.client.get(url).send().await;
-        let answer = answer.map_err(|error| no_answer(&self.base, &error))?;
-        let ok = answer.status().is_success();
-        let json: Value = answer.json().await.map_err(|_| self.not_it())?;
+        let answer = http::get(&url, LIMITS).await.map_err(|error| self.no_answer(&error))?;
+        let ok = answer.status.is_success();
+        let json = answer.json().map_err(|_| self.not_it())?;
         match (ok, json["error"].as_str()) {
             (true, _) => Ok(json),
             (false, Some(why)) => Err(WatchError::Refused(why.to_owned())),
@@ -179,10 +177,10 @@ impl Session {
     }
 
     fn not_it(&self) -> WatchError {
-        WatchError::NotIt { url: self.base.to_string() }
+        WatchError::NotIt { url: self.base.clone() }
     }
-}
 
-fn no_answer(url: &reqwest::Url, error: &reqwest::Error) -> WatchError {
-    WatchError::NoAnswer { url: url.to_string(), why: output::sentence(error) }
+    fn no_answer(&self, error: &HttpError) -> WatchError {
+        WatchError::NoAnswer { url: self.base.clone(), why: output::sentence(error) }
+    }
 }

@@ -28,7 +28,7 @@ const BACKENDS_HEAD: [(&str, Align); 4] = [
 ];
 
 /// Totals, then nodes and engines, then servers that requests are passed on to.
-pub fn text(state: &Value) -> String {
+pub(super) fn text(state: &Value) -> String {
     let recent = &state["recent"];
     let ready = if state["ready"] == true { "ready" } else { "NOT READY" };
     let window = match recent["cut_short"] == true {

@@ -2,14 +2,14 @@
 
 /// How a column is aligned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Align {
+pub(super) enum Align {
     Left,
     Right,
 }
 
 /// Rows under a head, two spaces between columns; no space at the ends of lines. What comes from
 /// outside is shown without control characters.
-pub fn table(head: &[(&str, Align)], rows: &[Vec<String>]) -> String {
+pub(super) fn table(head: &[(&str, Align)], rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> =
         rows.iter().map(|row| row.iter().map(|cell| plain(cell)).collect()).collect();
     let wide = |at: usize, name: &str| {
@@ -33,7 +33,7 @@ pub fn table(head: &[(&str, Align)], rows: &[Vec<String>]) -> String {
 }
 
 /// Without characters that a terminal would obey.
-pub fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 

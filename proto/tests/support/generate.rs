@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Generates `kvasir.v1.rs` into `out`.
-pub fn into(out: &Path) {
+pub(crate) fn into(out: &Path) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files: Vec<_> =
         ["common", "node", "admin", "attach", "objects", "engine", "conductor", "route"]

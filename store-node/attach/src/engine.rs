@@ -16,6 +16,7 @@ use kvasir_transfer::SharedMemory;
 use kvasir_transfer::memory::Access;
 use prost::Message;
 
+use crate::BoxFuture;
 use crate::control::Progress;
 use crate::line::{self, AttachError, Line, LineDescriptors, LineReceiver, LineSender};
 
@@ -97,7 +98,7 @@ impl EngineAttachment {
     ///
     /// # Errors
     /// [`AttachError::Unreachable`] and [`AttachError::Refused`] say what to do.
-    pub async fn connect(options: AttachOptions) -> Result<Self, AttachError> {
+    pub fn connect(options: AttachOptions) -> BoxFuture<Result<Self, AttachError>> {
         let request = v1::AttachRequest {
             instance_id: options.instance_id,
             instance_type: options.instance_type,
@@ -109,7 +110,7 @@ impl EngineAttachment {
             pid: 0,
             pool: options.pool,
         };
-        EngineAttachment::request(options.attach_dir, request).await
+        EngineAttachment::request(options.attach_dir, request)
     }
 
     /// Attaches with a request as it goes over the wire, for engines in other languages. Its `pid` is that of
@@ -117,7 +118,14 @@ impl EngineAttachment {
     ///
     /// # Errors
     /// As [`EngineAttachment::connect`].
-    pub async fn request(
+    pub fn request(
+        attach_dir: PathBuf,
+        request: v1::AttachRequest,
+    ) -> BoxFuture<Result<Self, AttachError>> {
+        Box::pin(EngineAttachment::request_attach(attach_dir, request))
+    }
+
+    async fn request_attach(
         attach_dir: PathBuf,
         request: v1::AttachRequest,
     ) -> Result<Self, AttachError> {

@@ -27,6 +27,10 @@ pub use engine::{AttachOptions, EngineAttachment, Link, Receiver, Sender};
 pub use kvasir_transfer::{SharedMemory, doorbell};
 pub use line::AttachError;
 
+/// The public futures of this package: boxed, so that their code is compiled here and not again in each
+/// program that awaits them.
+pub type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// The most an engine may give to `FinishPrefill`: a first token with its log probabilities, many
 /// times over. The receiving node reserves as much for each share.
 pub use kvasir_blocks::moving::tail::ENGINE_BYTES_MAX as TAIL_BYTES_MAX;

@@ -16,6 +16,7 @@ use kvasir_transfer::doorbell::{self, Bell, Ringer};
 use kvasir_transfer::memory::MemoryError;
 use kvasir_transfer::ring::{Consumer, Corrupt, Producer, PushError};
 
+use crate::BoxFuture;
 use crate::control::{ControlError, ControlMemory};
 use crate::handover::{self, Connection, Token};
 use crate::words;
@@ -276,8 +277,12 @@ pub fn take_descriptors<const N: usize>(
 ///
 /// # Errors
 /// [`AttachError::Unreachable`] when nobody answers there.
-pub async fn channel(socket: &Path) -> Result<tonic::transport::Channel, AttachError> {
-    let path = socket.to_path_buf();
+pub fn channel(socket: &Path) -> BoxFuture<Result<tonic::transport::Channel, AttachError>> {
+    Box::pin(connect(socket.to_path_buf()))
+}
+
+async fn connect(socket: PathBuf) -> Result<tonic::transport::Channel, AttachError> {
+    let path = socket.clone();
     let connector = tower::service_fn(move |_: tonic::transport::Uri| {
         let path = path.clone();
         async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
@@ -286,10 +291,7 @@ pub async fn channel(socket: &Path) -> Result<tonic::transport::Channel, AttachE
     tonic::transport::Endpoint::from_static("http://attach")
         .connect_with_connector(connector)
         .await
-        .map_err(|error| AttachError::Unreachable {
-            path: socket.into(),
-            reason: with_causes(&error),
-        })
+        .map_err(|error| AttachError::Unreachable { path: socket, reason: with_causes(&error) })
 }
 
 /// What a refused call over [`channel`] means.

@@ -1,6 +1,8 @@
-//! Products of strided matrices in caller's memory: the safe face of the `gemm` crate.
+//! Products of strided matrices in the caller's memory: a safe interface to the kernels of the `gemm` crates.
+//!
+//! Only the crate of the f32 kernels is a dependency: `gemm` itself also compiles the kernels of four more types.
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
 
 /// A matrix to read.
 #[derive(Debug, Clone, Copy)]
@@ -85,24 +87,38 @@ pub fn multiply(target: ViewMut<'_>, into: Into, lhs: View<'_>, rhs: View<'_>, t
     );
     let parallelism = if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None };
     let stride = |values: usize| values as isize;
+    let target_row = stride(target.row_stride);
+    let left = (lhs.data.as_ptr(), stride(lhs.col_stride), stride(lhs.row_stride));
+    let right = (rhs.data.as_ptr(), stride(rhs.col_stride), stride(rhs.row_stride));
+    // The kernels want the values of a column of the target beside each other. Those of a row are, so the
+    // transpose is computed: targetᵀ = rhsᵀ · lhsᵀ.
+    let is_transposed = target_row > 1;
+    let (m, n, column, row) = match is_transposed {
+        true => (target.cols, target.rows, target_row, 1),
+        false => (target.rows, target.cols, 1, target_row),
+    };
+    let ((lhs_data, lhs_column, lhs_row), (rhs_data, rhs_column, rhs_row)) = match is_transposed {
+        true => ((right.0, right.2, right.1), (left.0, left.2, left.1)),
+        false => (left, right),
+    };
     // SAFETY: the views' constructors checked that every element of each matrix lies in its slice;
     // the target is borrowed alone, and its elements do not overlap. A target that is not read may
     // hold anything.
     unsafe {
-        gemm::gemm(
-            target.rows,
-            target.cols,
+        gemm_f32::gemm::f32::get_gemm_fn()(
+            m,
+            n,
             lhs.cols,
             target.data.as_mut_ptr(),
-            1,
-            stride(target.row_stride),
+            column,
+            row,
             into == Into::Add,
-            lhs.data.as_ptr(),
-            stride(lhs.col_stride),
-            stride(lhs.row_stride),
-            rhs.data.as_ptr(),
-            stride(rhs.col_stride),
-            stride(rhs.row_stride),
+            lhs_data,
+            lhs_column,
+            lhs_row,
+            rhs_data,
+            rhs_column,
+            rhs_row,
             1.0,
             1.0,
             false,

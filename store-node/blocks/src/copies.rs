@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Mark, Namespace, Tenant};
 
 use crate::replicas::{Peer, Wanted};
@@ -117,7 +118,11 @@ impl Copies {
         name: CopiedName,
         wanted: Promise,
     ) -> impl Iterator<Item = &Peer> + '_ {
-        self.known(name).filter(move |(_, of)| of.covers(wanted)).map(|(peer, _)| peer)
+        let covers = move |(_, of): &(&Peer, Promise)| {
+            of.covers(wanted)
+                || mutated(Mutation::ShorterReplicaCounts) && of.copies >= wanted.copies
+        };
+        self.known(name).filter(covers).map(|(peer, _)| peer)
     }
 
     /// Those that keep it, but have promised less: with them a copy costs no bytes.

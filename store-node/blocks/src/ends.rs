@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Class, Mark, Namespace, Tenant};
 
 use crate::copies::CopiedContext;
@@ -116,6 +117,7 @@ impl Ends {
 
     /// The mark whose time is over first, when it is over.
     pub(crate) fn next_over(&self, unix_ms: u64) -> Option<u32> {
+        let unix_ms = unix_ms + if mutated(Mutation::ContextExpiresEarly) { 50_000 } else { 0 };
         self.untils.first().filter(|(until_unix_ms, _)| *until_unix_ms <= unix_ms).map(|of| of.1)
     }
 

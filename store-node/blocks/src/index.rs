@@ -14,6 +14,7 @@ use std::hash::Hasher;
 use std::iter::Peekable;
 
 use hashbrown::HashTable;
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Namespace, SlotIndex};
 
 use crate::compact::{Interned, Link};
@@ -165,8 +166,11 @@ impl Index {
         for &key in keys {
             let Some(slot) = self.find(key) else { break };
             let Some(entry) = self.entry(slot) else { break };
-            let same_namespace = namespace.is_none_or(|namespace| namespace == entry.namespace);
-            if !same_namespace || entry.parent != slots.last().copied() {
+            let same_namespace = namespace.is_none_or(|namespace| namespace == entry.namespace)
+                || mutated(Mutation::NamespaceIgnored);
+            if !same_namespace
+                || entry.parent != slots.last().copied() && !mutated(Mutation::ParentIgnored)
+            {
                 break;
             }
             slots.push(slot);
@@ -477,8 +481,14 @@ impl Index {
 
     /// Takes it out of all but the keys and the orders.
     fn take_row(&mut self, slot: SlotIndex) -> Held {
+        let leaves_children =
+            mutated(Mutation::ParentEvictedFirst) || mutated(Mutation::CorruptBlockLeavesChildren);
+        if leaves_children {
+            let children: Vec<SlotIndex> = self.children(slot).collect();
+            children.into_iter().for_each(|child| self.held_mut(child).parent = Link::NONE);
+        }
         let held = self.by_slot[slot.0 as usize].take().expect("the caller names an indexed slot");
-        assert!(held.child == Link::NONE, "slot {slot} has blocks after it");
+        assert!(held.child == Link::NONE || leaves_children, "slot {slot} has blocks after it");
         self.namespaces.give_back(held.namespace);
         self.prefetched_unused += u64::from(self.prefetched.remove(&slot));
         if let Some(elder) = held.elder.slot() {
@@ -497,7 +507,9 @@ impl Index {
         let mut found = vec![slot];
         let mut next = 0;
         while next < found.len() {
-            found.extend(self.children(found[next]));
+            if !mutated(Mutation::CorruptBlockLeavesChildren) {
+                found.extend(self.children(found[next]));
+            }
             next += 1;
         }
         found.reverse();
@@ -527,7 +539,9 @@ impl Index {
 
     /// Its class and its place there, when it is one.
     fn idle_leaf(&self, slot: SlotIndex) -> Option<(usize, (u64, SlotIndex))> {
-        let held = self.held(slot).filter(|held| held.idle && held.child == Link::NONE)?;
+        let is_leaf =
+            |held: &Held| held.child == Link::NONE || mutated(Mutation::ParentEvictedFirst);
+        let held = self.held(slot).filter(|held| held.idle && is_leaf(held))?;
         Some((held.class(), (held.last_use, slot)))
     }
 

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::hash::BuildHasherDefault;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Namespace};
 
 use crate::api::PoolError;
@@ -341,6 +342,7 @@ impl PoolTable {
                     gone.extend(self.let_go(page, key));
                     reads
                 }
+                PageState::Computed { .. } if mutated(Mutation::PoolPageReturnedDuringCopy) => 0,
                 PageState::Computed { reads } => reads,
                 PageState::Filling { writing } => writing.into(),
                 PageState::Free | PageState::Dropping { .. } => 0,

@@ -6,6 +6,8 @@
 //! computes in its own pool, and pushes that read. A share is over when it has left `Live` and all four are
 //! known to have finished.
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::api::AttachEpoch;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -140,13 +142,16 @@ impl ShareState {
 
     /// Nothing on this node touches the slots any more; the remote writer still may.
     pub(crate) fn locally_over(self) -> bool {
-        let untouched = self.reads == 0 && self.carries == 0;
-        self.phase != Phase::Live && self.epoch().is_none() && untouched
+        let unread = self.reads == 0 || mutated(Mutation::PushSourceNotPinned);
+        let uncopied = self.carries == 0 || mutated(Mutation::PoolCopyNotAwaited);
+        let released = self.epoch().is_none() || mutated(Mutation::EngineReleaseNotAwaited);
+        self.phase != Phase::Live && released && unread && uncopied
     }
 
     /// Nothing at all touches the slots any more.
     pub(crate) fn over(self) -> bool {
-        self.locally_over() && !self.writer_may_write()
+        self.locally_over()
+            && (!self.writer_may_write() || mutated(Mutation::ShareEndsBeforeWriter))
     }
 
     pub(crate) fn on(&mut self, event: ShareEvent) -> Result<Asks, Refusal> {
@@ -175,7 +180,8 @@ impl ShareState {
 
     /// The engine must not learn its slots yet.
     fn waits(self) -> bool {
-        self.rising || (self.bind_waits && !self.settled())
+        (self.rising && !mutated(Mutation::BindBeforeSsdRead))
+            || (self.bind_waits && !self.settled() && !mutated(Mutation::BindBeforeFetchSettled))
     }
 
     fn bind_if_settled(&mut self) -> Asks {
@@ -225,7 +231,7 @@ impl ShareState {
         asks.cancel_imm = !self.settled();
         if self.writer == Writer::Writing {
             self.writer = Writer::Stopping;
-            asks.stop_writer = true;
+            asks.stop_writer = !mutated(Mutation::WriterStopNotRequested);
         }
         asks
     }
@@ -262,9 +268,11 @@ impl ShareState {
         }
         match self.writer {
             Writer::None => Err(Refusal::NoWriter),
-            Writer::Writing | Writer::Stopping => Err(Refusal::MayStillWrite),
+            Writer::Writing | Writer::Stopping if !mutated(Mutation::FetchSettledWhileWriting) => {
+                Err(Refusal::MayStillWrite)
+            }
             Writer::Settled => Ok(Asks::default()),
-            Writer::Stopped => {
+            Writer::Writing | Writer::Stopping | Writer::Stopped => {
                 self.writer = Writer::Settled;
                 Ok(self.bind_if_settled())
             }

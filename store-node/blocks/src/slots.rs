@@ -3,6 +3,7 @@
 //! Owned by the cache, which alone changes it. An event that a state refuses is a programming
 //! error and panics: nothing from outside reaches here unchecked.
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{Generation, Share, SlotIndex};
 
 use crate::compact::Interned;
@@ -153,9 +154,13 @@ impl Slots {
         let slot = &mut self.slots[index.0 as usize];
         slot.state = becomes;
         if next == SlotState::Free {
-            slot.generation = Generation(slot.generation.0.wrapping_add(1));
+            if !mutated(Mutation::SlotGenerationNotAdvanced) {
+                slot.generation = Generation(slot.generation.0.wrapping_add(1));
+            }
             self.free.push(index);
-            if let Some(freed) = &mut self.freed {
+            if let Some(freed) = &mut self.freed
+                && !mutated(Mutation::FreedSlotNotReported)
+            {
                 freed.push(index);
             }
         }

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::num::NonZeroU64;
 
 use hashbrown::HashTable;
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Class, Mark, Namespace, Tenant};
 
 use crate::compact::Interned;
@@ -227,7 +228,9 @@ impl Ssd {
     ) -> usize {
         let follows = |key: &&BlockKey| {
             let fits = self.get(**key).is_some_and(|block| {
-                block.namespace == namespace && block.layout == layout && block.parent == parent
+                (block.namespace == namespace || mutated(Mutation::SsdNamespaceIgnored))
+                    && block.layout == layout
+                    && (block.parent == parent || mutated(Mutation::SsdParentIgnored))
             });
             parent = Some(**key);
             fits
@@ -478,7 +481,9 @@ impl Ssd {
     }
 
     fn may_go(&self, held: &Held) -> bool {
-        held.child == NONE && held.busy == 0 && self.classes.get(held.class) == Class::Normal
+        held.child == NONE
+            && held.busy == 0
+            && (self.classes.get(held.class) == Class::Normal || mutated(Mutation::ContextEvicted))
     }
 
     fn next_tick(&mut self) -> NonZeroU64 {

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::BlockKey;
 
 /// Names that are remembered.
@@ -49,7 +50,9 @@ impl Below {
 
     /// What it has under this name is of before, if it has something.
     pub(crate) fn put(&mut self, key: BlockKey) {
-        self.names.iter_mut().for_each(|names| names.put(key));
+        if !mutated(Mutation::PutBeforeRecoveryForgotten) {
+            self.names.iter_mut().for_each(|names| names.put(key));
+        }
     }
 
     /// Nothing is there any more that was put under this name.

@@ -6,9 +6,9 @@ use crate::DriverError;
 use crate::driver::Driver;
 
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED` of `cuda.h`.
-const RDMA_SUPPORTED: c_int = 116;
+pub(crate) const RDMA_SUPPORTED: c_int = 116;
 /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED` of `cuda.h`.
-const DMA_BUF_SUPPORTED: c_int = 124;
+pub(crate) const DMA_BUF_SUPPORTED: c_int = 124;
 const DEVICES_MAX: usize = 64;
 
 /// What the driver says.

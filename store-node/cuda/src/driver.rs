@@ -10,15 +10,16 @@ use std::sync::{Arc, OnceLock};
 use crate::DriverError;
 use crate::kernel::KernelFunctions;
 use crate::shared::SharingFunctions;
+use crate::table::DriverLibrary;
 
 pub(crate) const LIBRARY: &str = "libcuda.so.1";
 pub(crate) const INSTALL: &str = "install NVIDIA's driver where there is a GPU";
 
-const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
-const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
-const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
+pub(crate) const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
+pub(crate) const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
+pub(crate) const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
 /// Does not wait for the device's default stream.
-const STREAM_NON_BLOCKING: c_uint = 1;
+pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 
 pub(crate) type Handle = *mut c_void;
 
@@ -40,9 +41,9 @@ pub unsafe fn symbol<T: Copy>(
         .map_err(|_| DriverError::TooOld { library: library_name, name })
 }
 
-/// A table of the driver's functions.
+/// A table of the driver's functions. [`table`](crate::table) looks them up.
 macro_rules! functions {
-    ($table:ident { $($field:ident = $name:literal: ($($argument:ty),*);)* }) => {
+    ($table:ident { $($field:ident = $name:ident: ($($argument:ty),*);)* }) => {
         #[derive(Debug, Clone, Copy)]
         pub(crate) struct $table {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> std::ffi::c_int,)*
@@ -52,11 +53,10 @@ macro_rules! functions {
             /// # Safety
             /// The library is NVIDIA's driver.
             pub(crate) unsafe fn of(
-                library: &'static libloading::Library,
+                library: &'static $crate::table::DriverLibrary,
             ) -> Result<$table, $crate::DriverError> {
-                use $crate::driver::{LIBRARY, symbol};
                 // SAFETY: the names and types are those of `cuda.h` since CUDA 11.8.
-                unsafe { Ok($table { $($field: symbol(library, LIBRARY, $name)?,)* }) }
+                unsafe { Ok($table { $($field: $crate::table::function!(library, $name)?,)* }) }
             }
         }
     };
@@ -64,29 +64,29 @@ macro_rules! functions {
 pub(crate) use functions;
 
 functions! { Functions {
-    init = "cuInit": (c_uint);
-    error_string = "cuGetErrorString": (c_int, *mut *const c_char);
-    version = "cuDriverGetVersion": (*mut c_int);
-    device_count = "cuDeviceGetCount": (*mut c_int);
-    device_get = "cuDeviceGet": (*mut c_int, c_int);
-    device_name = "cuDeviceGetName": (*mut c_char, c_int, c_int);
-    device_attribute = "cuDeviceGetAttribute": (*mut c_int, c_int, c_int);
-    context_retain = "cuDevicePrimaryCtxRetain": (*mut Handle, c_int);
-    context_release = "cuDevicePrimaryCtxRelease_v2": (c_int);
-    context_set = "cuCtxSetCurrent": (Handle);
-    allocate = "cuMemAlloc_v2": (*mut u64, usize);
-    free = "cuMemFree_v2": (u64);
-    copy_in = "cuMemcpyHtoDAsync_v2": (u64, *const c_void, usize, Handle);
-    copy_out = "cuMemcpyDtoHAsync_v2": (*mut c_void, u64, usize, Handle);
-    stream_create = "cuStreamCreate": (*mut Handle, c_uint);
-    stream_destroy = "cuStreamDestroy_v2": (Handle);
-    stream_wait = "cuStreamSynchronize": (Handle);
+    init = cuInit: (c_uint);
+    error_string = cuGetErrorString: (c_int, *mut *const c_char);
+    version = cuDriverGetVersion: (*mut c_int);
+    device_count = cuDeviceGetCount: (*mut c_int);
+    device_get = cuDeviceGet: (*mut c_int, c_int);
+    device_name = cuDeviceGetName: (*mut c_char, c_int, c_int);
+    device_attribute = cuDeviceGetAttribute: (*mut c_int, c_int, c_int);
+    context_retain = cuDevicePrimaryCtxRetain: (*mut Handle, c_int);
+    context_release = cuDevicePrimaryCtxRelease_v2: (c_int);
+    context_set = cuCtxSetCurrent: (Handle);
+    allocate = cuMemAlloc_v2: (*mut u64, usize);
+    free = cuMemFree_v2: (u64);
+    copy_in = cuMemcpyHtoDAsync_v2: (u64, *const c_void, usize, Handle);
+    copy_out = cuMemcpyDtoHAsync_v2: (*mut c_void, u64, usize, Handle);
+    stream_create = cuStreamCreate: (*mut Handle, c_uint);
+    stream_destroy = cuStreamDestroy_v2: (Handle);
+    stream_wait = cuStreamSynchronize: (Handle);
 } }
 
 /// The library with its tables.
 #[derive(Debug)]
 pub(crate) struct Library {
-    library: &'static libloading::Library,
+    library: &'static DriverLibrary,
     functions: Functions,
     kernels: OnceLock<KernelFunctions>,
     sharing: OnceLock<SharingFunctions>,
@@ -120,7 +120,7 @@ impl Driver {
         let library = unsafe { libloading::Library::new(path) }.map_err(|source| {
             DriverError::Missing { library: LIBRARY, install: INSTALL, source }
         })?;
-        let library: &'static libloading::Library = Box::leak(Box::new(library));
+        let library = DriverLibrary::of(library, path)?;
         // SAFETY: it is the driver.
         let functions = unsafe { Functions::of(library)? };
         // SAFETY: it takes flags, of which there are none.

@@ -6,48 +6,48 @@ use std::sync::Arc;
 use crate::DriverError;
 use crate::driver::{Device, Handle, Stream, functions};
 
-const FUNCTION_SHARED_BYTES_MAX: c_int = 8;
-const CAPTURE_THREAD_LOCAL: c_int = 1;
-const LAUNCH_OVERLAPS: c_int = 6;
+pub(crate) const FUNCTION_SHARED_BYTES_MAX: c_int = 8;
+pub(crate) const CAPTURE_THREAD_LOCAL: c_int = 1;
+pub(crate) const LAUNCH_OVERLAPS: c_int = 6;
 
 /// `CUlaunchAttribute`: what it is, and its value in 64 bytes, of which some have pointers.
 #[repr(C, align(8))]
 pub(crate) struct LaunchAttribute {
     id: c_int,
     _padding: c_int,
-    value: [c_int; 16],
+    pub(crate) value: [c_int; 16],
 }
 
 /// `CUlaunchConfig`.
 #[repr(C)]
 pub(crate) struct LaunchConfig {
-    grid: [c_uint; 3],
-    block: [c_uint; 3],
-    shared_bytes: c_uint,
-    stream: Handle,
-    attributes: *const LaunchAttribute,
-    attribute_count: c_uint,
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared_bytes: c_uint,
+    pub(crate) stream: Handle,
+    pub(crate) attributes: *const LaunchAttribute,
+    pub(crate) attribute_count: c_uint,
 }
 
 functions! { KernelFunctions {
-    module_load = "cuModuleLoadData": (*mut Handle, *const c_void);
-    module_unload = "cuModuleUnload": (Handle);
-    module_function = "cuModuleGetFunction": (*mut Handle, Handle, *const c_char);
-    function_set = "cuFuncSetAttribute": (Handle, c_int, c_int);
-    launch = "cuLaunchKernelEx": (
+    module_load = cuModuleLoadData: (*mut Handle, *const c_void);
+    module_unload = cuModuleUnload: (Handle);
+    module_function = cuModuleGetFunction: (*mut Handle, Handle, *const c_char);
+    function_set = cuFuncSetAttribute: (Handle, c_int, c_int);
+    launch = cuLaunchKernelEx: (
         *const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void
     );
-    capture_begin = "cuStreamBeginCapture_v2": (Handle, c_int);
-    capture_end = "cuStreamEndCapture": (Handle, *mut Handle);
-    graph_instantiate = "cuGraphInstantiateWithFlags": (*mut Handle, Handle, u64);
-    graph_launch = "cuGraphLaunch": (Handle, Handle);
-    graph_destroy = "cuGraphDestroy": (Handle);
-    graph_exec_destroy = "cuGraphExecDestroy": (Handle);
-    event_create = "cuEventCreate": (*mut Handle, c_uint);
-    event_record = "cuEventRecord": (Handle, Handle);
-    event_wait = "cuEventSynchronize": (Handle);
-    event_elapsed = "cuEventElapsedTime": (*mut f32, Handle, Handle);
-    event_destroy = "cuEventDestroy_v2": (Handle);
+    capture_begin = cuStreamBeginCapture_v2: (Handle, c_int);
+    capture_end = cuStreamEndCapture: (Handle, *mut Handle);
+    graph_instantiate = cuGraphInstantiateWithFlags: (*mut Handle, Handle, u64);
+    graph_launch = cuGraphLaunch: (Handle, Handle);
+    graph_destroy = cuGraphDestroy: (Handle);
+    graph_exec_destroy = cuGraphExecDestroy: (Handle);
+    event_create = cuEventCreate: (*mut Handle, c_uint);
+    event_record = cuEventRecord: (Handle, Handle);
+    event_wait = cuEventSynchronize: (Handle);
+    event_elapsed = cuEventElapsedTime: (*mut f32, Handle, Handle);
+    event_destroy = cuEventDestroy_v2: (Handle);
 } }
 
 /// Code on a device.

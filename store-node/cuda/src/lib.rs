@@ -7,6 +7,9 @@
 //! 3. [`kernel`]: code on a GPU, recorded launches, and how long they take
 //! 4. [`ask`]: what the driver says of a host's GPUs, for people who want to know
 //!
+//! The seam below them is `table`: it looks the functions up, by our own declarations (`table_own.rs`) or, with
+//! `--cfg kvasir_cudarc`, from cudarc (`table_cudarc.rs`). Decision 62 says why there are two.
+//!
 //! A table of functions is looked up when the first of them is needed: a driver that lacks some is only of no use to
 //! those who call them.
 
@@ -14,6 +17,9 @@ pub mod ask;
 pub mod driver;
 pub mod kernel;
 pub mod shared;
+#[cfg_attr(kvasir_cudarc, path = "table_cudarc.rs")]
+#[cfg_attr(not(kvasir_cudarc), path = "table_own.rs")]
+mod table;
 
 pub use ask::{Asked, AskedDevice};
 pub use driver::{Device, DeviceAddress, Driver, Memory, Stream};

@@ -12,9 +12,9 @@ use crate::DriverError;
 use crate::driver::{Device, DeviceAddress, Stream, functions};
 
 /// Peers of the memory's GPU may use it, which is made possible when they first do.
-const LAZY_PEER_ACCESS: c_uint = 1;
+pub(crate) const LAZY_PEER_ACCESS: c_uint = 1;
 /// Registered memory counts as such in every context.
-const REGISTER_PORTABLE: c_uint = 1;
+pub(crate) const REGISTER_PORTABLE: c_uint = 1;
 
 /// What names an allocation to other processes of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,13 +22,13 @@ const REGISTER_PORTABLE: c_uint = 1;
 pub struct IpcHandle(pub [u8; 64]);
 
 functions! { SharingFunctions {
-    device_uuid = "cuDeviceGetUuid": (*mut [u8; 16], c_int);
-    ipc_handle = "cuIpcGetMemHandle": (*mut IpcHandle, u64);
-    ipc_open = "cuIpcOpenMemHandle_v2": (*mut u64, IpcHandle, c_uint);
-    ipc_close = "cuIpcCloseMemHandle": (u64);
-    address_range = "cuMemGetAddressRange_v2": (*mut u64, *mut usize, u64);
-    register = "cuMemHostRegister_v2": (*mut c_void, usize, c_uint);
-    unregister = "cuMemHostUnregister": (*mut c_void);
+    device_uuid = cuDeviceGetUuid: (*mut [u8; 16], c_int);
+    ipc_handle = cuIpcGetMemHandle: (*mut IpcHandle, u64);
+    ipc_open = cuIpcOpenMemHandle_v2: (*mut u64, IpcHandle, c_uint);
+    ipc_close = cuIpcCloseMemHandle: (u64);
+    address_range = cuMemGetAddressRange_v2: (*mut u64, *mut usize, u64);
+    register = cuMemHostRegister_v2: (*mut c_void, usize, c_uint);
+    unregister = cuMemHostUnregister: (*mut c_void);
 } }
 
 impl Device {

@@ -3,9 +3,11 @@
 #[path = "emulated/mod.rs"]
 mod emulated;
 
+use std::path::Path;
+
 use emulated::Emulated;
 use kvasir_cuda::{
-    Asked, Device, DriverError, IpcHandle, Memory, Registered, SharedAllocation, Stream,
+    Asked, Device, Driver, DriverError, IpcHandle, Memory, Registered, SharedAllocation, Stream,
 };
 
 #[test]
@@ -73,4 +75,15 @@ fn what_is_not_there_is_said() {
     // A driver for copies has no kernels.
     let kernel = kvasir_cuda::Module::load(&device, b"code\0").expect_err("no such function");
     assert!(kernel.to_string().contains("has no `cuModuleLoadData`"), "{kernel}");
+}
+
+#[test]
+fn a_missing_driver_and_one_without_functions_are_errors() {
+    let missing = Driver::open_file(Path::new("/nonexistent/libcuda.so.1")).expect_err("no file");
+    let DriverError::Missing { .. } = missing else { panic!("{missing:?}") };
+    let said = missing.to_string();
+    assert_eq!(said, "libcuda.so.1 cannot be opened: install NVIDIA's driver where there is a GPU");
+    // A library that every process has.
+    let other = Driver::open_file(Path::new("libc.so.6")).expect_err("no driver").to_string();
+    assert_eq!(other, "libcuda.so.1 has no `cuInit`: install a newer one");
 }

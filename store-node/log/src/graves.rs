@@ -17,6 +17,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Mark};
 
 use crate::format::Entry;
@@ -111,7 +112,9 @@ impl Graves {
 
     /// Whether an older extent of it would come back after a crash, or might.
     pub(crate) fn may_come_back(&self, key: BlockKey) -> bool {
-        self.partial.is_some() || self.shadows.contains_key(&key)
+        let is_partial =
+            self.partial.is_some() && !mutated(Mutation::RemovalOmittedAfterPartialRecovery);
+        is_partial || self.shadows.contains_key(&key)
     }
 
     /// A removal that was found on the disk, newer than all else of its block, when all shadows are known. Answers
@@ -209,7 +212,11 @@ impl Log {
             removed.insert(entry.key);
         }
         self.segments.add_live(at);
-        self.lay(entry.key, Grave { at, until_unix_ms: None, claim: None });
+        let grave = Grave { at, until_unix_ms: None, claim: None };
+        if mutated(Mutation::RemovalTombstoneDropped) {
+            return self.give_up(entry.key, grave);
+        }
+        self.lay(entry.key, grave);
     }
 
     /// A live extent is not found any more. One that follows no other may be of an object.
@@ -217,7 +224,11 @@ impl Log {
         let marked = self.graves.marked.remove(&key);
         let claim = marked.or(follows_none.then_some(0));
         let until_unix_ms = marked.filter(|_| !follows_none);
-        self.lay(key, Grave { at, until_unix_ms, claim });
+        let grave = Grave { at, until_unix_ms, claim };
+        if mutated(Mutation::ClearedMarkReturns) {
+            return self.give_up(key, grave);
+        }
+        self.lay(key, grave);
     }
 
     fn lay(&mut self, key: BlockKey, grave: Grave) {

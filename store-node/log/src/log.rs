@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Namespace};
 
 use crate::buffer::{PAGE_BYTES, PageBuf};
@@ -359,7 +360,10 @@ impl Log {
         };
         let is_coming = self.appending.contains_key(&key)
             || self.waiting.iter().any(|(_, extent)| extent.record.key == key);
-        if is_indexed || is_coming || self.graves.may_come_back(key) {
+        if mutated(Mutation::RemovalRecordOmitted) {
+            self.remove(key, true);
+            self.outputs.push_back(Output::Appended { ticket, key, result: Ok(()) });
+        } else if is_indexed || is_coming || self.graves.may_come_back(key) {
             self.append(ticket, ExtentBuf::removal(key, namespace));
         } else {
             self.outputs.push_back(Output::Appended { ticket, key, result: Ok(()) });
@@ -405,13 +409,13 @@ impl Log {
             Operation::Sync { covered } => self.sync_done(covered, result),
             Operation::Read { ticket, key, at } => {
                 let result = whole(result, buffer).and_then(|buffer| self.check(key, at, buffer));
-                self.end_use(at.segment);
+                self.end_read(at.segment);
                 self.read_done(ticket, key, result);
             }
             Operation::Place { ticket, key, at, payload } => {
                 let result = whole(result, buffer)
                     .and_then(|buffer| self.check_placed(key, at, &buffer, payload, rest_sum));
-                self.end_use(at.segment);
+                self.end_read(at.segment);
                 self.outputs.push_back(Output::Placed { ticket, key, result });
             }
             Operation::Victim { segment } => self.victim_read(segment, result.ok().and(buffer)),
@@ -435,8 +439,10 @@ impl Log {
         let number = self.next_append;
         self.next_append += 1;
         let generation = match whose {
-            For::Cleaning { generation } => generation,
-            For::User { .. } => {
+            For::Cleaning { generation } if !mutated(Mutation::CleaningRenewsGeneration) => {
+                generation
+            }
+            For::Cleaning { .. } | For::User { .. } => {
                 self.next_generation += 1;
                 self.next_generation - 1
             }
@@ -544,6 +550,10 @@ impl Log {
         match if orphaned { result.and(Err(DiskError::Short)) } else { result } {
             Ok(()) => {
                 self.list(segment, append.entry.clone());
+                if mutated(Mutation::AppendReportedBeforeSync) {
+                    self.segments.get_mut(segment).header_durable = true;
+                    return self.durable(append);
+                }
                 self.written.insert(append.number, append);
             }
             Err(error) => {
@@ -557,6 +567,14 @@ impl Log {
     pub(crate) fn end_use(&mut self, segment: u32) {
         self.segments.end_use(segment);
         self.write_footer_if_due(segment);
+    }
+
+    /// A read of a segment has ended.
+    fn end_read(&mut self, segment: u32) {
+        self.segments.end_use(segment);
+        if !mutated(Mutation::FooterOmittedAfterRead) {
+            self.write_footer_if_due(segment);
+        }
     }
 
     /// Puts what was written on the list that becomes the segment's footer.
@@ -655,6 +673,7 @@ impl Log {
         let Append { whose, entry, at, .. } = &append;
         let wanted = match whose {
             For::User { .. } => Ok(true),
+            For::Cleaning { .. } if mutated(Mutation::RemovedBlockReturnsAfterCleaning) => Ok(true),
             // Unless it was removed or replaced.
             For::Cleaning { generation } => {
                 let now = self.index.get(entry.key);

@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Mark, Namespace};
 
 use crate::buffer::{PAGE_BYTES, PageBuf};
@@ -212,7 +213,10 @@ fn newest(found: &[Found]) -> BTreeMap<BlockKey, (Location, &Entry)> {
             // A removal may stand for what it is a copy of, which was never removed: it may count again, where it can be
             // read.
             let age = |entry: &Entry| (entry.generation, !entry.is_removal);
-            let older = kept.get(&entry.key).is_some_and(|(_, other)| age(other) > age(entry));
+            let older = kept.get(&entry.key).is_some_and(|(_, other)| {
+                age(other) > age(entry)
+                    || mutated(Mutation::RecoveryKeepsFirstExtent) && age(other) < age(entry)
+            });
             if !older {
                 kept.insert(entry.key, (at, entry));
             }

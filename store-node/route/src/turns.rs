@@ -40,7 +40,7 @@ impl Shared {
 
 /// See the module. Dropped, it ends the engine.
 #[derive(Debug)]
-pub struct Drive {
+pub(crate) struct Drive {
     shared: Arc<Shared>,
     ringer: Ringer,
     sleeper: Option<JoinHandle<()>>,
@@ -48,7 +48,7 @@ pub struct Drive {
 
 /// The right to take turns, until it is dropped.
 #[derive(Debug)]
-pub struct Turns<'a> {
+pub(crate) struct Turns<'a> {
     drive: &'a Drive,
     driver: MutexGuard<'a, Driver>,
     /// The last turn had something to do: there may be more.
@@ -57,7 +57,7 @@ pub struct Turns<'a> {
 
 impl Turns<'_> {
     /// Whether there was anything to do.
-    pub fn turn(&mut self) -> bool {
+    pub(crate) fn turn(&mut self) -> bool {
         self.busy = self.driver.turn();
         self.busy
     }
@@ -89,7 +89,7 @@ impl Drop for Turns<'_> {
 impl Drive {
     /// # Errors
     /// When the system has no thread or no descriptor left.
-    pub fn start(driver: Driver, name: &str) -> std::io::Result<Self> {
+    pub(crate) fn start(driver: Driver, name: &str) -> std::io::Result<Self> {
         let (bell, ringer) = doorbell::pair()?;
         let wake = driver.wake_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let shared = Arc::new(Shared {
@@ -106,7 +106,7 @@ impl Drive {
     }
 
     /// `None` while somebody else takes turns.
-    pub fn take(&self) -> Option<Turns<'_>> {
+    pub(crate) fn take(&self) -> Option<Turns<'_>> {
         let mut driver = match self.shared.driver.try_lock() {
             Ok(driver) => driver,
             // Callbacks do not panic.

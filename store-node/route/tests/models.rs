@@ -1,6 +1,8 @@
 //! A slot of a session's rings under loom: a model of memory that runs each case in every order that its bounds
 //! allow, and finds data races. It is the file of this package that is compiled here, over loom's atomics.
 
+#![allow(unreachable_pub, reason = "a public module of the package is a private one here")]
+
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU8, Ordering};
 }

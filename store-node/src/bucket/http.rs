@@ -34,7 +34,7 @@ const IDLE: Duration = Duration::from_secs(30);
 
 /// What makes clients of an object store.
 #[derive(Debug, Clone)]
-pub struct Connector {
+pub(super) struct Connector {
     tls: Option<Arc<rustls::ClientConfig>>,
     connections_max: usize,
 }
@@ -44,7 +44,7 @@ impl Connector {
     ///
     /// # Errors
     /// A sentence, when there are no certificates.
-    pub fn tls(authority: Option<PathBuf>, connections_max: usize) -> Result<Self, String> {
+    pub(super) fn tls(authority: Option<PathBuf>, connections_max: usize) -> Result<Self, String> {
         let of_host = || HOST_AUTHORITIES.iter().map(PathBuf::from).find(|path| path.exists());
         let path = authority
             .or_else(of_host)
@@ -68,7 +68,7 @@ impl Connector {
     }
 
     /// For an endpoint without TLS.
-    pub fn plain(connections_max: usize) -> Self {
+    pub(super) fn plain(connections_max: usize) -> Self {
         Connector { tls: None, connections_max }
     }
 }

@@ -6,42 +6,27 @@ use std::time::{Duration, Instant};
 
 use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
-use serde::Deserialize;
+
+use crate::config::Keys;
 
 /// How long what a file said is taken for true: such keys are replaced from time to time.
 const READ_AGAIN: Duration = Duration::from_secs(60);
 
-/// The keys of an account.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Keys {
-    pub access_key_id: String,
-    pub secret_access_key: String,
-    pub session_token: Option<String>,
-}
-
-impl std::fmt::Debug for Keys {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Keys(not shown)")
-    }
-}
-
-impl Keys {
-    pub(super) fn credential(self) -> AwsCredential {
-        let Keys { access_key_id, secret_access_key, session_token } = self;
-        AwsCredential { key_id: access_key_id, secret_key: secret_access_key, token: session_token }
-    }
+/// The keys as the library of object stores takes them.
+pub(super) fn credential(keys: Keys) -> AwsCredential {
+    let Keys { access_key_id, secret_access_key, session_token } = keys;
+    AwsCredential { key_id: access_key_id, secret_key: secret_access_key, token: session_token }
 }
 
 /// Keys that stand in a file, which is read again now and then.
 #[derive(Debug)]
-pub struct KeysOfFile {
+pub(super) struct KeysOfFile {
     path: PathBuf,
     known: Mutex<Option<(Instant, Arc<AwsCredential>)>>,
 }
 
 impl KeysOfFile {
-    pub fn new(path: PathBuf) -> Self {
+    pub(super) fn new(path: PathBuf) -> Self {
         KeysOfFile { path, known: Mutex::new(None) }
     }
 
@@ -52,7 +37,7 @@ impl KeysOfFile {
         let keys: Keys = toml::from_str(&text).map_err(|_| {
             wrong("it must have `access_key_id` and `secret_access_key` as TOML, and may have `session_token`".into())
         })?;
-        Ok(Arc::new(keys.credential()))
+        Ok(Arc::new(credential(keys)))
     }
 }
 

@@ -14,27 +14,27 @@ const ROOT: &str = "root";
 
 /// The names under one prefix.
 #[derive(Debug, Clone)]
-pub struct Names {
+pub(crate) struct Names {
     /// All names begin with it.
     root: Path,
 }
 
 impl Names {
-    pub fn new(prefix: &str) -> Self {
+    pub(crate) fn new(prefix: &str) -> Self {
         Names { root: Path::from(format!("{prefix}/{VERSION}")) }
     }
 
-    pub fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
     /// Where nothing is: to find out whether anybody answers.
-    pub fn nothing(&self) -> Path {
+    pub(crate) fn nothing(&self) -> Path {
         self.root.clone().join("nothing")
     }
 
     /// The name of a block's object; `None` of one that is kept for nobody.
-    pub fn of(&self, block: &SsdBlock) -> Option<Path> {
+    pub(crate) fn of(&self, block: &SsdBlock) -> Option<Path> {
         let Class::Context { tenant, until_unix_ms } = block.class else { return None };
         let parent = block.parent.map_or_else(|| ROOT.to_owned(), |parent| hex(&parent.0));
         let context = block.mark.and_then(|mark| Some((mark.since_unix_ms?, mark.until_unix_ms)));
@@ -45,13 +45,13 @@ impl Names {
     }
 
     /// All names of one block begin with it.
-    pub fn under(&self, layout: u64, namespace: Namespace, key: BlockKey) -> Path {
+    pub(crate) fn under(&self, layout: u64, namespace: Namespace, key: BlockKey) -> Path {
         let parts = [format!("{layout:016x}"), hex(&namespace.0), hex(&key.0)];
         parts.into_iter().fold(self.root.clone(), Path::join)
     }
 
     /// What a name says; `None` when it is none of this program's.
-    pub fn parse(&self, name: &Path, bytes: u64) -> Option<SsdBlock> {
+    pub(crate) fn parse(&self, name: &Path, bytes: u64) -> Option<SsdBlock> {
         let mut parts = name.prefix_match(&self.root)?;
         let mut next = || parts.next();
         let (layout, namespace, key, last) = (next()?, next()?, next()?, next()?);

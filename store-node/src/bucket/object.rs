@@ -16,7 +16,7 @@ const HEADER_BYTES: usize = 112;
 
 /// What an object says that is not its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Wrong {
+pub(crate) enum Wrong {
     #[error("the object is no block of this program, or its header is not as it was written")]
     Header,
     #[error("the object is of another version")]
@@ -30,12 +30,12 @@ pub enum Wrong {
 }
 
 /// The bytes of an object with so many runs.
-pub fn object_bytes(layout: &SlotLayout) -> u64 {
+pub(crate) fn object_bytes(layout: &SlotLayout) -> u64 {
     (HEADER_BYTES + 8 * layout.runs_per_page()) as u64 + layout.slot_bytes()
 }
 
 /// The header of a block's object.
-pub fn header(block: &SsdBlock, checksums: &[u64], payload: &[u8]) -> Bytes {
+pub(crate) fn header(block: &SsdBlock, checksums: &[u64], payload: &[u8]) -> Bytes {
     let mut bytes = Vec::with_capacity(HEADER_BYTES + 8 * checksums.len());
     bytes.extend(MAGIC.to_le_bytes());
     // Of the header, when all else is there.
@@ -59,7 +59,7 @@ pub fn header(block: &SsdBlock, checksums: &[u64], payload: &[u8]) -> Bytes {
 ///
 /// # Errors
 /// [`Wrong`].
-pub fn decode(
+pub(crate) fn decode(
     object: &Bytes,
     block: &SsdBlock,
     layout: &SlotLayout,
@@ -104,7 +104,7 @@ pub fn decode(
 }
 
 /// Of the runs of a block.
-pub fn checksums(layout: &SlotLayout, payload: &[u8]) -> Vec<u64> {
+pub(crate) fn checksums(layout: &SlotLayout, payload: &[u8]) -> Vec<u64> {
     let runs = (0..layout.layers()).flat_map(|layer| layout.runs(layer));
     let of_run = |run: &kvasir_proto::layout::Run| {
         let start = run.offset_bytes as usize;

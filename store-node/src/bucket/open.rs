@@ -7,7 +7,7 @@ use object_store::aws::AmazonS3Builder;
 use object_store::{BackoffConfig, RetryConfig, StaticCredentialProvider};
 
 use super::http::Connector;
-use super::keys::KeysOfFile;
+use super::keys::{KeysOfFile, credential};
 use super::name::Names;
 use crate::config::ObjectStore;
 
@@ -16,7 +16,7 @@ const TRIES_MAX: usize = 2;
 
 /// An object store, and the names of its objects that are ours.
 #[derive(Debug)]
-pub struct Opened {
+pub(super) struct Opened {
     pub store: Arc<dyn object_store::ObjectStore>,
     pub names: Names,
 }
@@ -25,7 +25,7 @@ pub struct Opened {
 ///
 /// # Errors
 /// A sentence: the settings do not fit, or a file cannot be read.
-pub fn open(config: &ObjectStore) -> Result<Option<Opened>, String> {
+pub(super) fn open(config: &ObjectStore) -> Result<Option<Opened>, String> {
     let Some((bucket, prefix)) = config.place()? else { return Ok(None) };
     let connections_max = config.requests_max as usize + 1;
     let is_plain = config.endpoint.as_ref().is_some_and(|url| url.starts_with("http://"));
@@ -57,7 +57,7 @@ pub fn open(config: &ObjectStore) -> Result<Option<Opened>, String> {
     builder = match (&config.credentials, &config.keys) {
         (Some(path), _) => builder.with_credentials(Arc::new(KeysOfFile::new(path.clone()))),
         (None, Some(keys)) => {
-            let keys = keys.clone().credential();
+            let keys = credential(keys.clone());
             builder.with_credentials(Arc::new(StaticCredentialProvider::new(keys)))
         }
         (None, None) => builder,

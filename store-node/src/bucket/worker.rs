@@ -20,10 +20,11 @@ use kvasir_transfer::{SharedMemory, fold};
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutPayload};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::jobs::{BucketTask, Job, Report, Reports, Source};
 use super::name::Names;
 use super::object::{self, Wrong};
 use super::open::Opened;
@@ -31,10 +32,6 @@ use crate::clock;
 use crate::config::ObjectStore;
 use crate::ssd::thread::{ReadBlock, Shape};
 
-/// Jobs that wait for the task; the node keeps what is more.
-const JOBS_MAX: usize = 1_024;
-/// Reports that wait for the node; when there are more, the task waits.
-pub const REPORTS_MAX: usize = 1_024;
 /// Names whose time is over that wait to be deleted; others are found by a later list.
 const DELETES_MAX: usize = 16_384;
 /// Objects that are removed at once.
@@ -51,134 +48,17 @@ const GRACE_MS: u64 = 60_000;
 /// A part of bytes in flight, so that they can be counted in 32 bits.
 const KIB: u64 = 1024;
 
-/// What the node's thread asks for.
-#[derive(Debug)]
-pub enum Job {
-    Upload {
-        upload: u64,
-        block: SsdBlock,
-        from: Source,
-    },
-    Download {
-        rise: u64,
-        slot: SlotIndex,
-        block: SsdBlock,
-        shape: Shape,
-    },
-    /// Of an object everything, under whichever name.
-    Discard {
-        discard: u64,
-        namespace: Namespace,
-        key: BlockKey,
-    },
-}
-
-/// Where the bytes of a block come from.
-#[derive(Debug)]
-pub enum Source {
-    /// With the checksum that it must have.
-    Slot { slot: SlotIndex, checksum: Option<u64>, shape: Shape },
-    /// Read by the thread beside the SSD.
-    Ssd(oneshot::Receiver<Result<ReadBlock, SinkError>>),
-    /// The object store has them under another name, which is not there any more when the upload has ended well.
-    Bucket(SsdBlock),
-}
-
-/// What became of it.
-#[derive(Debug)]
-pub enum Report {
-    /// All that is there, but what is over. So many more there are, and so many that are none of ours.
-    Listed {
-        blocks: Vec<SsdBlock>,
-        left_out: u64,
-        foreign: u64,
-    },
-    /// Whether it can be used, and in words.
-    State {
-        usable: bool,
-        state: String,
-    },
-    Uploaded {
-        upload: u64,
-        result: Result<(), SinkError>,
-        why: Option<String>,
-    },
-    Risen {
-        rise: u64,
-        result: Result<u64, RiseError>,
-        why: Option<String>,
-    },
-    /// So many objects were deleted, and so many could not be.
-    Deleted {
-        deleted: u64,
-        failed: u64,
-    },
-    /// So many names were deleted, and whether nothing of the object is there.
-    Discarded {
-        discard: u64,
-        deleted: u64,
-        is_gone: bool,
-        why: Option<String>,
-    },
-}
-
-/// Where reports go; the task waits while there is no room.
-pub struct Reports {
-    pub sender: mpsc::Sender<Report>,
-    /// Wakes the node.
-    pub ring: Box<dyn Fn() + Send + Sync>,
-}
-
-impl Reports {
-    async fn post(&self, report: Report) {
-        // Refused only when the node's thread has ended.
-        let _ = self.sender.send(report).await;
-        (self.ring)();
-    }
-}
-
-/// The node's end. Dropping it ends the task.
-#[derive(Debug)]
-pub struct BucketTask {
-    jobs: mpsc::Sender<Job>,
-    /// Jobs for which the queue had no room: bounded by what the block core has under way.
-    backlog: VecDeque<Job>,
-}
-
-impl BucketTask {
-    pub fn start(
-        runtime: &Handle,
-        config: ObjectStore,
-        opened: Opened,
-        slots: Arc<SharedMemory>,
-        reports: Reports,
-    ) -> Self {
-        let (jobs, receiver) = mpsc::channel(JOBS_MAX);
-        runtime.spawn(Task::new(config, opened, slots, receiver, reports).run());
-        BucketTask { jobs, backlog: VecDeque::new() }
-    }
-
-    /// Hands a job over without waiting.
-    pub fn give(&mut self, job: Job) {
-        self.backlog.push_back(job);
-        self.flush();
-    }
-
-    /// Hands over what there was no room for. Answers whether some still waits.
-    pub fn flush(&mut self) -> bool {
-        while let Some(job) = self.backlog.pop_front() {
-            match self.jobs.try_send(job) {
-                Ok(()) => {}
-                Err(mpsc::error::TrySendError::Full(job)) => {
-                    self.backlog.push_front(job);
-                    return true;
-                }
-                // The runtime ends, and the node with it.
-                Err(mpsc::error::TrySendError::Closed(_)) => return false,
-            }
-        }
-        false
-    }
+/// Starts the task on `runtime`.
+pub(super) fn start(
+    runtime: &Handle,
+    config: ObjectStore,
+    opened: Opened,
+    slots: Arc<SharedMemory>,
+    reports: Reports,
+) -> BucketTask {
+    let (task, jobs) = BucketTask::new();
+    runtime.spawn(Task::new(config, opened, slots, jobs, reports).run());
+    task
 }
 
 /// Why something was not done.

@@ -9,7 +9,7 @@ use kvasir_transfer::{Checksum, SharedMemory, fold};
 
 /// Memory for the cache, shared with the engine and written by peers.
 #[derive(Debug, Clone)]
-pub struct Arena {
+pub(crate) struct Arena {
     memory: Arc<SharedMemory>,
 }
 
@@ -18,25 +18,25 @@ impl Arena {
     ///
     /// # Errors
     /// When the host has not that much.
-    pub fn create(bytes: u64) -> Result<Self, MemoryError> {
+    pub(crate) fn create(bytes: u64) -> Result<Self, MemoryError> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let memory = SharedMemory::create_large("kvasir-slots", bytes)?;
         Ok(Arena { memory: Arc::new(memory) })
     }
 
-    pub fn memory(&self) -> &Arc<SharedMemory> {
+    pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
 
     /// How many slots of this size there are.
-    pub fn slots(&self, slot_bytes: u64) -> u32 {
+    pub(crate) fn slots(&self, slot_bytes: u64) -> u32 {
         u32::try_from(self.memory.len() as u64 / slot_bytes).unwrap_or(u32::MAX)
     }
 
     /// The checksum of one run of a slot, as writes carry it. Runs are hashed when they are finished: committed,
     /// or said to be written by an engine that then leaves them alone. One that breaks its word makes a checksum
     /// that does not fit, which is what checksums are for.
-    pub fn run_checksum(&self, layout: &SlotLayout, slot: SlotIndex, run: Run) -> u64 {
+    pub(crate) fn run_checksum(&self, layout: &SlotLayout, slot: SlotIndex, run: Run) -> u64 {
         let offset = u64::from(slot.0) * layout.slot_bytes() + run.offset_bytes;
         let mut sum = Checksum::new();
         let added = self.memory.add_to(offset as usize, run.length_bytes as usize, &mut sum);
@@ -45,7 +45,7 @@ impl Arena {
     }
 
     /// The checksum of a whole slot.
-    pub fn checksum(&self, layout: &SlotLayout, slot: SlotIndex) -> u64 {
+    pub(crate) fn checksum(&self, layout: &SlotLayout, slot: SlotIndex) -> u64 {
         let runs = (0..layout.layers()).flat_map(|layer| layout.runs(layer));
         let checksums: Vec<u64> = runs.map(|run| self.run_checksum(layout, slot, *run)).collect();
         fold(&checksums)

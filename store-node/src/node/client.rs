@@ -11,13 +11,13 @@ use super::line::{Broken, Line};
 
 /// Requests of one client that may wait for the SSD at once, and as many for other nodes; one more is answered
 /// without the SSD, or refused.
-pub const WAITING_MAX: usize = 64;
+pub(crate) const WAITING_MAX: usize = 64;
 /// Numbers from here on are the node's own: a client's requests are below.
-pub const OWN_NUMBERS: u64 = 1 << 63;
+pub(crate) const OWN_NUMBERS: u64 = 1 << 63;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Client {
+pub(crate) struct Client {
     pub name: String,
     pub namespace: Namespace,
     /// Whose quota it is that context objects count against; `None` when the client named none.
@@ -39,7 +39,7 @@ pub struct Client {
 
 /// An object that goes with the client that has put it.
 #[derive(Debug)]
-pub struct Ephemeral {
+pub(crate) struct Ephemeral {
     pub object: ObjectAt,
     /// The name of the pin that keeps it until then.
     pub pin: u64,
@@ -47,7 +47,7 @@ pub struct Ephemeral {
 
 /// Objects reserved together.
 #[derive(Debug)]
-pub struct Put {
+pub(crate) struct Put {
     /// `None` when all of them were here.
     pub share: Option<Share>,
     pub keys: Vec<BlockKey>,
@@ -57,7 +57,7 @@ pub struct Put {
 
 /// Objects that are got together and some of which are being read from the SSD.
 #[derive(Debug)]
-pub struct Get {
+pub(crate) struct Get {
     pub keys: Vec<BlockKey>,
     pub checksums: bool,
     /// What of it was in memory is pinned until then.
@@ -70,7 +70,7 @@ pub struct Get {
 
 /// Objects some of which are on their way here from another node.
 #[derive(Debug)]
-pub enum Fetch {
+pub(crate) enum Fetch {
     /// Of each of these is then said whether it is here.
     Only(Vec<BlockKey>),
     /// Got then.
@@ -79,14 +79,19 @@ pub enum Fetch {
 
 /// Objects that are committed together and some of which are being kept.
 #[derive(Debug)]
-pub struct Commit {
+pub(crate) struct Commit {
     pub outcomes: Vec<v1::ObjectOutcome>,
     pub why: String,
     pub keeping: usize,
 }
 
 impl Client {
-    pub fn new(name: String, namespace: Namespace, tenant: Option<Tenant>, line: Line) -> Self {
+    pub(crate) fn new(
+        name: String,
+        namespace: Namespace,
+        tenant: Option<Tenant>,
+        line: Line,
+    ) -> Self {
         Client {
             name,
             namespace,
@@ -105,7 +110,7 @@ impl Client {
     ///
     /// # Errors
     /// [`Broken`].
-    pub fn next(&mut self) -> Result<Option<(u64, v1::client_to_node::Message)>, Broken> {
+    pub(crate) fn next(&mut self) -> Result<Option<(u64, v1::client_to_node::Message)>, Broken> {
         self.line.next()?.map(message).transpose()
     }
 
@@ -113,7 +118,7 @@ impl Client {
     ///
     /// # Errors
     /// [`Broken`] when it has not taken anything for too long.
-    pub fn answer(
+    pub(crate) fn answer(
         &mut self,
         request: u64,
         message: v1::node_to_client::Message,
@@ -123,7 +128,7 @@ impl Client {
 }
 
 /// What a record of a client says, and its number.
-pub fn message(record: &[u8]) -> Result<(u64, v1::client_to_node::Message), Broken> {
+pub(crate) fn message(record: &[u8]) -> Result<(u64, v1::client_to_node::Message), Broken> {
     let decoded = v1::ClientToNode::decode(record);
     let decoded = decoded.map_err(|error| Broken(format!("its ring: {error}")))?;
     let message = decoded.message.ok_or_else(|| Broken("an empty message".into()))?;

@@ -3,16 +3,16 @@
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use kvasir_attach::handover::Token;
 use kvasir_blocks::{AttachEpoch, CopiedContext, CopyError, Peer, PeerCopies, PeerView};
 use kvasir_proto::v1;
 use kvasir_transfer::Endpoint;
 use tokio::sync::{mpsc, oneshot};
 
 use super::inbox::{NotTaken, Post};
-use crate::attach::handover::Token;
 use crate::pool::Pool;
 
-pub type Reply<T> = oneshot::Sender<Result<T, Refused>>;
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, Refused>>;
 
 /// Why a call was refused, by what the caller can do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -41,14 +41,14 @@ pub enum Refused {
 
 /// Of a fetch: the client that asked, and the number of its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FetchName {
+pub(crate) struct FetchName {
     pub epoch: AttachEpoch,
     pub request: u64,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub enum Command {
+pub(crate) enum Command {
     Describe(Reply<v1::NodeDescription>),
     /// In words whether the object store can be used; nothing on a node that has none.
     ObjectStore(Reply<Option<String>>),
@@ -99,7 +99,7 @@ pub enum Command {
 
 /// What administrators ask for.
 #[derive(Debug)]
-pub enum AdminCommand {
+pub(crate) enum AdminCommand {
     Status(Reply<v1::AdminStatus>),
     List(v1::ListRequest, Reply<v1::ListReply>),
     Inspect(v1::InspectRequest, Reply<v1::BlockInspection>),
@@ -114,12 +114,12 @@ pub enum AdminCommand {
 
 /// The node, as gRPC sees it.
 #[derive(Debug, Clone)]
-pub struct NodeHandle {
+pub(crate) struct NodeHandle {
     post: Post,
 }
 
 impl NodeHandle {
-    pub fn new(post: Post) -> Self {
+    pub(crate) fn new(post: Post) -> Self {
         NodeHandle { post }
     }
 
@@ -127,7 +127,10 @@ impl NodeHandle {
     ///
     /// # Errors
     /// What the node says, or [`Refused::Unavailable`] when it is overloaded or ending.
-    pub async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refused> {
+    pub(crate) async fn ask<T>(
+        &self,
+        command: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, Refused> {
         let (reply, answer) = oneshot::channel();
         self.tell(command(reply))?;
         answer.await.unwrap_or_else(|_| Err(Refused::Unavailable("the node is ending".into())))
@@ -135,13 +138,13 @@ impl NodeHandle {
 
     /// # Errors
     /// [`NotTaken`].
-    pub fn post(&self, command: Command) -> Result<(), NotTaken> {
+    pub(crate) fn post(&self, command: Command) -> Result<(), NotTaken> {
         self.post.command(command)
     }
 
     /// # Errors
     /// [`Refused::Unavailable`] when the node is overloaded or ending.
-    pub fn tell(&self, command: Command) -> Result<(), Refused> {
+    pub(crate) fn tell(&self, command: Command) -> Result<(), Refused> {
         self.post.command(command).map_err(|not_taken| {
             let why = match not_taken {
                 NotTaken::Busy => "too many calls wait for this node; try again",

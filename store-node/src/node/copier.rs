@@ -34,7 +34,7 @@ const LEASE_MS: u64 = 10_000;
 
 /// What a copier knows of the node it works for.
 #[derive(Debug, Clone)]
-pub struct Own {
+pub(crate) struct Own {
     pub incarnation: u64,
     /// Where it writes from, as other nodes know it.
     pub endpoint: Vec<u8>,
@@ -46,7 +46,7 @@ const CLIENTS_MAX: usize = 256;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Copier {
+pub(crate) struct Copier {
     runtime: Handle,
     node: NodeHandle,
     lease_ms: u64,
@@ -56,7 +56,7 @@ pub struct Copier {
 }
 
 impl Copier {
-    pub fn new(runtime: Handle, node: NodeHandle, lease_ms_max: u64) -> Self {
+    pub(crate) fn new(runtime: Handle, node: NodeHandle, lease_ms_max: u64) -> Self {
         Copier {
             runtime,
             node,
@@ -67,7 +67,7 @@ impl Copier {
     }
 
     /// Makes one copy; [`Command::Copied`] tells of its end.
-    pub fn copy(&mut self, plan: CopyPlan, own: Own) {
+    pub(crate) fn copy(&mut self, plan: CopyPlan, own: Own) {
         let copy = plan.copy;
         let client = self.client(&plan.to);
         let node = self.node.clone();
@@ -85,7 +85,7 @@ impl Copier {
     }
 
     /// Asks these nodes what they are; [`Command::PeersSeen`] tells which of them could take blocks.
-    pub fn look(&mut self, peers: Vec<Peer>, own: Option<Own>) {
+    pub(crate) fn look(&mut self, peers: Vec<Peer>, own: Option<Own>) {
         let clients: Vec<_> = peers
             .into_iter()
             .filter_map(|peer| Some((peer.clone(), self.client(&peer).ok()?)))
@@ -103,7 +103,7 @@ impl Copier {
 
     /// Asks these nodes which of these contexts they keep; [`Command::CopiesSeen`] tells. `own` is the
     /// incarnation of this node, which may be among them.
-    pub fn ask_for(&mut self, peers: Vec<Peer>, contexts: Vec<CopiedContext>, own: u64) {
+    pub(crate) fn ask_for(&mut self, peers: Vec<Peer>, contexts: Vec<CopiedContext>, own: u64) {
         let clients: Vec<_> =
             peers.into_iter().map(|peer| (self.client(&peer).ok(), peer)).collect();
         let node = self.node.clone();
@@ -144,7 +144,7 @@ impl Copier {
 }
 
 /// Tells the node's thread, however long its queue is.
-pub async fn tell(node: &NodeHandle, command: impl Fn() -> Command) {
+pub(crate) async fn tell(node: &NodeHandle, command: impl Fn() -> Command) {
     while let Err(NotTaken::Busy) = node.post(command()) {
         sleep(AGAIN).await;
     }

@@ -16,13 +16,13 @@ const CHANGES_MAX: usize = 4096;
 /// A subscriber that is up to date is told the digests so often; they take some 70 bytes.
 const DIGESTS_MS: u64 = 5_000;
 /// Subscribers at once; there is one for each conductor.
-pub const SUBSCRIBERS_MAX: usize = 64;
+pub(crate) const SUBSCRIBERS_MAX: usize = 64;
 /// Events that wait for one subscriber.
-pub const QUEUE: usize = 64;
+pub(crate) const QUEUE: usize = 64;
 
 /// All subscribers.
 #[derive(Debug)]
-pub struct Events {
+pub(crate) struct Events {
     incarnation: u64,
     subscribers: Vec<Subscriber>,
 }
@@ -46,7 +46,7 @@ enum At {
 }
 
 impl Events {
-    pub fn new(incarnation: u64) -> Self {
+    pub(crate) fn new(incarnation: u64) -> Self {
         Events { incarnation, subscribers: Vec::new() }
     }
 
@@ -54,7 +54,7 @@ impl Events {
     ///
     /// # Errors
     /// There are as many as there may be.
-    pub fn subscribe(
+    pub(crate) fn subscribe(
         &mut self,
         request: &v1::EventsRequest,
         queue: mpsc::Sender<v1::NodeEvent>,
@@ -76,7 +76,7 @@ impl Events {
     }
 
     /// Sends what subscribers lack and their queues take. Answers whether all are up to date.
-    pub fn advance(&mut self, now_ms: u64, blocks: &Blocks) -> bool {
+    pub(crate) fn advance(&mut self, now_ms: u64, blocks: &Blocks) -> bool {
         let incarnation = self.incarnation;
         self.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
         let advance = |subscriber: &mut Subscriber| subscriber.advance(incarnation, now_ms, blocks);
@@ -85,7 +85,7 @@ impl Events {
     }
 
     /// Offers the status to everyone; who has no room gets the next one.
-    pub fn status(&mut self, status: &v1::NodeDescription) {
+    pub(crate) fn status(&mut self, status: &v1::NodeDescription) {
         for subscriber in &mut self.subscribers {
             let event = v1::node_event::Event::Status(status.clone());
             subscriber.status_sent |= subscriber.send(self.incarnation, event).is_ok();
@@ -93,11 +93,11 @@ impl Events {
     }
 
     /// Whether somebody has never had a status.
-    pub fn lacks_status(&self) -> bool {
+    pub(crate) fn lacks_status(&self) -> bool {
         self.subscribers.iter().any(|subscriber| !subscriber.status_sent)
     }
 
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.subscribers.len()
     }
 }

@@ -8,18 +8,18 @@ use kvasir_proto::{Generation, SlotIndex};
 use kvasir_transfer::SharedMemory;
 use kvasir_transfer::memory::MemoryError;
 
-use crate::attach::words;
+use kvasir_attach::words;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Generations {
+pub(crate) struct Generations {
     memory: SharedMemory,
 }
 
 impl Generations {
     /// # Errors
     /// When there is no memory for it, or no slot.
-    pub fn create(blocks: &Blocks, slots: u32) -> Result<Self, MemoryError> {
+    pub(crate) fn create(blocks: &Blocks, slots: u32) -> Result<Self, MemoryError> {
         let memory = SharedMemory::create_for_readers("kvasir-generations", 4 * slots as usize)?;
         let generations = Generations { memory };
         for slot in (0..slots).map(SlotIndex) {
@@ -30,13 +30,13 @@ impl Generations {
         Ok(generations)
     }
 
-    pub fn set(&self, slot: SlotIndex, generation: Generation) {
+    pub(crate) fn set(&self, slot: SlotIndex, generation: Generation) {
         if let Ok(word) = self.memory.atomic_u32(4 * slot.0 as usize) {
             words::set_generation(word, generation.0);
         }
     }
 
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.memory.fd()
     }
 }

@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use kvasir_blocks::moving::push::Group;
 use kvasir_blocks::moving::writers::CutRound;
 use kvasir_proto::Share;
+use kvasir_transfer::doorbell;
 use kvasir_transfer::{Outcome, PeerEvent, PeerId};
 use prometheus::IntCounter;
 use tokio::sync::mpsc;
@@ -22,8 +23,7 @@ use tokio::sync::mpsc;
 use super::command::Command;
 use super::owner::Failure;
 use super::{SHARES_MAX, WRITES_MAX};
-use crate::attach::doorbell;
-use crate::bucket::worker::{self, Reports};
+use crate::bucket::jobs::{self, Reports};
 use crate::pool::copier::Copied;
 use crate::ssd::thread::Report;
 
@@ -38,7 +38,7 @@ const ENDS_MAX: usize = WRITES_MAX + 7 * SHARES_MAX + 2048 + 4096;
 
 /// The end of something that the transfer engine did.
 #[derive(Debug)]
-pub enum End {
+pub(crate) enum End {
     Group(GroupEnd),
     Tail {
         share: Share,
@@ -96,7 +96,7 @@ pub enum End {
 
 /// The end of a group of writes.
 #[derive(Debug)]
-pub struct GroupEnd {
+pub(crate) struct GroupEnd {
     pub share: Share,
     /// Which push of the share.
     pub push: u64,
@@ -109,26 +109,26 @@ pub struct GroupEnd {
 
 /// From other nodes.
 #[derive(Debug)]
-pub enum FromPeer {
+pub(crate) enum FromPeer {
     Message(PeerId, Vec<u8>),
     Event(PeerEvent),
 }
 
 /// The sending ends, for any thread.
 #[derive(Debug, Clone)]
-pub struct Post {
+pub(crate) struct Post {
     commands: SyncSender<Command>,
     ends: SyncSender<End>,
     messages: SyncSender<FromPeer>,
     ssd: SyncSender<Report>,
-    bucket: mpsc::Sender<worker::Report>,
+    bucket: mpsc::Sender<jobs::Report>,
     bell: Arc<Bell>,
     messages_dropped: IntCounter,
 }
 
 /// The node thread's own doorbell.
 #[derive(Debug)]
-pub struct Bell {
+pub(crate) struct Bell {
     pub bell: doorbell::Bell,
     ringer: doorbell::Ringer,
     pub sleeping: AtomicU32,
@@ -142,7 +142,7 @@ impl Bell {
 
 /// Why a command was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NotTaken {
+pub(crate) enum NotTaken {
     Busy,
     Ended,
 }
@@ -150,7 +150,7 @@ pub enum NotTaken {
 impl Post {
     /// # Errors
     /// [`NotTaken`].
-    pub fn command(&self, command: Command) -> Result<(), NotTaken> {
+    pub(crate) fn command(&self, command: Command) -> Result<(), NotTaken> {
         self.commands.try_send(command).map_err(|error| match error {
             TrySendError::Full(_) => NotTaken::Busy,
             TrySendError::Disconnected(_) => NotTaken::Ended,
@@ -159,7 +159,7 @@ impl Post {
         Ok(())
     }
 
-    pub fn end(&self, end: End) {
+    pub(crate) fn end(&self, end: End) {
         // Full cannot be (see `ENDS_MAX`); disconnected means that the node's thread has ended.
         let sent = self.ends.try_send(end);
         debug_assert!(!matches!(sent, Err(TrySendError::Full(_))), "more ends than beginnings");
@@ -167,19 +167,19 @@ impl Post {
     }
 
     /// Waits while there is no room.
-    pub fn ssd(&self, report: Report) {
+    pub(crate) fn ssd(&self, report: Report) {
         // Refused only when the node's thread has ended.
         let _ = self.ssd.send(report);
         self.bell.ring();
     }
 
     /// Where the task that talks to the object store reports.
-    pub fn bucket(&self) -> Reports {
+    pub(crate) fn bucket(&self) -> Reports {
         let bell = Arc::clone(&self.bell);
         Reports { sender: self.bucket.clone(), ring: Box::new(move || bell.ring()) }
     }
 
-    pub fn peer(&self, message: FromPeer) {
+    pub(crate) fn peer(&self, message: FromPeer) {
         if self.messages.try_send(message).is_err() {
             self.messages_dropped.inc();
         }
@@ -189,25 +189,25 @@ impl Post {
 
 /// The receiving ends, for the node's thread.
 #[derive(Debug)]
-pub struct Inbox {
+pub(crate) struct Inbox {
     pub commands: Receiver<Command>,
     pub ends: Receiver<End>,
     pub messages: Receiver<FromPeer>,
     pub ssd: Receiver<Report>,
-    pub bucket: mpsc::Receiver<worker::Report>,
+    pub bucket: mpsc::Receiver<jobs::Report>,
     pub bell: Arc<Bell>,
 }
 
 /// # Errors
 /// When the process has no descriptors left.
-pub fn inbox(messages_dropped: IntCounter) -> std::io::Result<(Post, Inbox)> {
+pub(crate) fn inbox(messages_dropped: IntCounter) -> std::io::Result<(Post, Inbox)> {
     let (bell, ringer) = doorbell::pair()?;
     let bell = Arc::new(Bell { bell, ringer, sleeping: AtomicU32::new(0) });
     let (commands, commands_receiver) = sync_channel(COMMANDS_MAX);
     let (ends, ends_receiver) = sync_channel(ENDS_MAX);
     let (messages, messages_receiver) = sync_channel(MESSAGES_MAX);
     let (ssd, ssd_receiver) = sync_channel(REPORTS_MAX);
-    let (bucket, bucket_receiver) = mpsc::channel(worker::REPORTS_MAX);
+    let (bucket, bucket_receiver) = mpsc::channel(jobs::REPORTS_MAX);
     let inbox = Inbox {
         commands: commands_receiver,
         ends: ends_receiver,

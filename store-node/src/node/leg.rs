@@ -15,7 +15,7 @@ use super::command::Reply;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Leg {
+pub(crate) struct Leg {
     pub pages: Pages,
     /// Leading pages that may only be read.
     pub cached_pages: u32,
@@ -47,21 +47,21 @@ pub struct Leg {
 
 impl Leg {
     /// The next page that is to be committed, when it is whole: block follows block.
-    pub fn next_to_commit(&self) -> Option<u32> {
+    pub(crate) fn next_to_commit(&self) -> Option<u32> {
         let page = self.committed_pages.max(self.cached_pages);
         let is_there = page < self.keyed_pages.min(self.pages.count());
         (is_there && self.pages.is_whole(page)).then_some(page)
     }
 
     /// Pages that the engine may plan to write.
-    pub fn writable_pages(&self) -> Range<u32> {
+    pub(crate) fn writable_pages(&self) -> Range<u32> {
         self.cached_pages..self.pages.count() + self.grown_pages
     }
 }
 
 /// What another node writes here.
 #[derive(Debug)]
-pub struct Incoming {
+pub(crate) struct Incoming {
     /// Incarnation of its transfer engine; `None` once it has been cut off.
     pub writer: Option<u64>,
     pub imm: u32,
@@ -75,7 +75,7 @@ pub struct Incoming {
 }
 
 #[derive(Debug)]
-pub enum IncomingState {
+pub(crate) enum IncomingState {
     Waiting,
     /// All has arrived; the engine is told when it has bound the share.
     Arrived {
@@ -87,14 +87,14 @@ pub enum IncomingState {
 }
 
 #[derive(Debug)]
-pub struct Settling {
+pub(crate) struct Settling {
     pub good_pages: u32,
     pub replies: Vec<Reply<v1::TxCommitReply>>,
 }
 
 /// Where this share's pages go.
 #[derive(Debug)]
-pub struct Outgoing {
+pub(crate) struct Outgoing {
     /// Names it with the transfer engine.
     pub id: u64,
     pub target: Target,
@@ -105,7 +105,7 @@ pub struct Outgoing {
 
 /// A place on another node, checked.
 #[derive(Debug, Clone)]
-pub struct Target {
+pub(crate) struct Target {
     pub tx: TxId,
     pub endpoint: Endpoint,
     pub peer: PeerId,
@@ -121,11 +121,11 @@ pub struct Target {
 }
 
 impl Target {
-    pub fn pages(&self) -> Range<u32> {
+    pub(crate) fn pages(&self) -> Range<u32> {
         self.first_page..self.first_page + self.slots.len() as u32
     }
 
-    pub fn slot(&self, page: u32) -> SlotIndex {
+    pub(crate) fn slot(&self, page: u32) -> SlotIndex {
         self.slots[(page - self.first_page) as usize]
     }
 }

@@ -13,9 +13,9 @@ use kvasir_blocks::AttachEpoch;
 use kvasir_transfer::process::{Process, ProcessError};
 use kvasir_transfer::ring::{Consumer, Producer, PushError};
 
-use crate::attach::control::{ControlError, ControlMemory};
-use crate::attach::doorbell::{self, Bell, Ringer};
-use crate::attach::handover::{self, Connection};
+use kvasir_attach::control::{ControlError, ControlMemory};
+use kvasir_attach::handover::{self, Connection};
+use kvasir_transfer::doorbell::{self, Bell, Ringer};
 
 /// Messages that wait for room in the ring. A process that takes none of so many is stuck.
 const OUTBOX_MAX: usize = 4096;
@@ -23,11 +23,11 @@ const OUTBOX_MAX: usize = 4096;
 /// Why a session ends: the process broke the protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Broken(pub String);
+pub(crate) struct Broken(pub String);
 
 /// Whether the process is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Presence {
+pub(crate) enum Presence {
     There,
     /// Its connection is closed, but its process lives: it may still write.
     Unreachable,
@@ -37,7 +37,7 @@ pub enum Presence {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Line {
+pub(crate) struct Line {
     epoch: u32,
     control: ControlMemory,
     inward: Consumer,
@@ -55,7 +55,7 @@ pub struct Line {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum LineError {
+pub(crate) enum LineError {
     #[error(transparent)]
     Control(#[from] ControlError),
     #[error(transparent)]
@@ -71,7 +71,7 @@ impl Line {
     ///
     /// # Errors
     /// When the process is gone again or the host has no descriptors left.
-    pub fn open(
+    pub(crate) fn open(
         epoch: u32,
         memory: &[BorrowedFd<'_>],
         connection: UnixStream,
@@ -101,11 +101,11 @@ impl Line {
         })
     }
 
-    pub fn epoch(&self) -> AttachEpoch {
+    pub(crate) fn epoch(&self) -> AttachEpoch {
         AttachEpoch(self.epoch)
     }
 
-    pub fn process_id(&self) -> u32 {
+    pub(crate) fn process_id(&self) -> u32 {
         self.process.id()
     }
 
@@ -113,7 +113,7 @@ impl Line {
     ///
     /// # Errors
     /// [`Broken`].
-    pub fn next(&mut self) -> Result<Option<&[u8]>, Broken> {
+    pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, Broken> {
         if self.expelled {
             return Ok(None);
         }
@@ -127,7 +127,7 @@ impl Line {
     ///
     /// # Errors
     /// [`Broken`] when the process has not taken anything for too long.
-    pub fn send(&mut self, record: Vec<u8>) -> Result<(), Broken> {
+    pub(crate) fn send(&mut self, record: Vec<u8>) -> Result<(), Broken> {
         if self.expelled {
             return Ok(());
         }
@@ -142,7 +142,7 @@ impl Line {
     ///
     /// # Errors
     /// [`Broken`] when the ring cannot be true.
-    pub fn flush(&mut self) -> Result<(), Broken> {
+    pub(crate) fn flush(&mut self) -> Result<(), Broken> {
         let mut sent = false;
         while let Some(record) = self.outbox.front() {
             match self.outward.push(record) {
@@ -161,38 +161,38 @@ impl Line {
         Ok(())
     }
 
-    pub fn has_outbox(&self) -> bool {
+    pub(crate) fn has_outbox(&self) -> bool {
         !self.outbox.is_empty()
     }
 
     /// What the node's thread sleeps on: doorbell, connection, process.
-    pub fn fds(&self) -> [BorrowedFd<'_>; 3] {
+    pub(crate) fn fds(&self) -> [BorrowedFd<'_>; 3] {
         [self.bell.as_fd(), self.connection.as_fd(), self.process.fd()]
     }
 
-    pub fn control(&self) -> &ControlMemory {
+    pub(crate) fn control(&self) -> &ControlMemory {
         &self.control
     }
 
     /// Takes all rings of the doorbell so far.
-    pub fn clear_bell(&self) {
+    pub(crate) fn clear_bell(&self) {
         self.bell.clear();
     }
 
     /// Stops listening to the process and lets it know; its end is still waited for.
-    pub fn expel(&mut self) {
+    pub(crate) fn expel(&mut self) {
         self.expelled = true;
         self.outbox.clear();
         // It may be gone already.
         let _ = self.connection.shutdown(Shutdown::Write);
     }
 
-    pub fn is_expelled(&self) -> bool {
+    pub(crate) fn is_expelled(&self) -> bool {
         self.expelled
     }
 
     /// Looks whether the process is there. [`Connection::Goodbye`] is said once.
-    pub fn presence(&self) -> Presence {
+    pub(crate) fn presence(&self) -> Presence {
         let connection = handover::look(self.connection.as_fd());
         if connection == Connection::Goodbye || self.process.has_exited() {
             return Presence::Gone;

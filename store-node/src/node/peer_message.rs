@@ -23,20 +23,20 @@ struct Wire {
 
 /// Whatever a peer may say.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Heard {
+pub(crate) enum Heard {
     OfPush(PeerMessage),
     OfObjects(Box<ObjectsMessage>),
 }
 
 /// What one node orders from another.
 #[derive(Debug, Clone, PartialEq)]
-pub enum ObjectsMessage {
+pub(crate) enum ObjectsMessage {
     Send(v1::SendObjects),
     NotSent(v1::ObjectsNotSent),
 }
 
 impl ObjectsMessage {
-    pub fn into_bytes(self) -> Vec<u8> {
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
         let wire = match self {
             ObjectsMessage::Send(send) => Wire { kind: 6, send: Some(send), ..Wire::default() },
             ObjectsMessage::NotSent(not_sent) => {
@@ -47,7 +47,7 @@ impl ObjectsMessage {
     }
 }
 
-pub fn to_bytes(message: PeerMessage) -> Vec<u8> {
+pub(crate) fn to_bytes(message: PeerMessage) -> Vec<u8> {
     let nameless = PushName { receiver: 0, imm: 0 };
     let (kind, name) = match message {
         PeerMessage::StopPush(name) => (1, name),
@@ -61,7 +61,7 @@ pub fn to_bytes(message: PeerMessage) -> Vec<u8> {
 
 /// # Errors
 /// [`WireError`] when it is none of the messages known here.
-pub fn from_bytes(bytes: &[u8]) -> Result<Heard, WireError> {
+pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Heard, WireError> {
     let Wire { kind, receiver, imm, send, not_sent } = Wire::decode(bytes)?;
     let name = PushName { receiver, imm };
     Ok(match kind {

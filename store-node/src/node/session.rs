@@ -5,18 +5,18 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use kvasir_attach::control::Progress;
 use kvasir_blocks::moving::engine_stops::EngineStops;
 use kvasir_proto::{SlotLayout, v1};
 use prost::Message;
 
 use super::line::{Broken, Line, LineError};
 use super::steps::Steps;
-use crate::attach::control::Progress;
 use crate::pool::Pool;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Session {
+pub(crate) struct Session {
     pub instance: v1::InstanceDescription,
     pub steps: Steps,
     pub line: Line,
@@ -33,7 +33,7 @@ impl Session {
     ///
     /// # Errors
     /// When the engine is gone again or the host has no descriptors left.
-    pub fn open(
+    pub(crate) fn open(
         instance: v1::InstanceDescription,
         layout: &SlotLayout,
         memory: &[BorrowedFd<'_>],
@@ -47,14 +47,14 @@ impl Session {
     }
 
     /// What others see of it.
-    pub fn describe(&self) -> v1::AttachedInstance {
+    pub(crate) fn describe(&self) -> v1::AttachedInstance {
         let load = self.line.control().load();
         v1::AttachedInstance { description: Some(self.instance.clone()), load: Some(load) }
     }
 
     /// What the engine has finished. Read it before a message is acted on: what was stored before
     /// the message was sent is then seen.
-    pub fn progress(&self) -> Option<Progress> {
+    pub(crate) fn progress(&self) -> Option<Progress> {
         self.line.control().progress(self.line.epoch().0)
     }
 
@@ -62,7 +62,7 @@ impl Session {
     ///
     /// # Errors
     /// [`Broken`].
-    pub fn next(&mut self) -> Result<Option<v1::engine_to_node::Message>, Broken> {
+    pub(crate) fn next(&mut self) -> Result<Option<v1::engine_to_node::Message>, Broken> {
         self.line.next()?.map(message).transpose()
     }
 
@@ -70,13 +70,13 @@ impl Session {
     ///
     /// # Errors
     /// [`Broken`] when the engine has not taken anything for too long.
-    pub fn send(&mut self, message: v1::node_to_engine::Message) -> Result<(), Broken> {
+    pub(crate) fn send(&mut self, message: v1::node_to_engine::Message) -> Result<(), Broken> {
         self.line.send(v1::NodeToEngine { message: Some(message) }.encode_to_vec())
     }
 }
 
 /// What a record of an engine says.
-pub fn message(record: &[u8]) -> Result<v1::engine_to_node::Message, Broken> {
+pub(crate) fn message(record: &[u8]) -> Result<v1::engine_to_node::Message, Broken> {
     let decoded = v1::EngineToNode::decode(record);
     let message = decoded.map_err(|error| Broken(format!("its ring: {error}")))?.message;
     message.ok_or_else(|| Broken("an empty message".into()))

@@ -16,18 +16,18 @@ const CONNECT: Duration = Duration::from_secs(5);
 
 /// See the module.
 #[derive(Debug)]
-pub struct Sources {
+pub(crate) struct Sources {
     runtime: Handle,
     node: NodeHandle,
 }
 
 impl Sources {
-    pub fn new(runtime: Handle, node: NodeHandle) -> Self {
+    pub(crate) fn new(runtime: Handle, node: NodeHandle) -> Self {
         Sources { runtime, node }
     }
 
     /// Asks the node at this gRPC address, "host:port"; [`Command::SourceSeen`] tells where its transfer engine is.
-    pub fn look(&self, address: String) {
+    pub(crate) fn look(&self, address: String) {
         let node = self.node.clone();
         self.runtime.spawn(async move {
             let silent = |why: &str| Refused::Unavailable(format!("{address}: {why}"));

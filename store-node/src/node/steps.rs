@@ -9,14 +9,14 @@ use std::ops::Range;
 
 use kvasir_proto::Share;
 
-use crate::attach::control::Progress;
+use kvasir_attach::control::Progress;
 
 /// Plans that may wait for their step; an engine is at most a step or two ahead.
 const PLANS_MAX: usize = 256;
 
 /// Pages of one share that one step finishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlannedPages {
+pub(crate) struct PlannedPages {
     pub share: Share,
     pub pages: Range<u32>,
     /// They are computed in the engine's pool, and not written into slots.
@@ -25,7 +25,7 @@ pub struct PlannedPages {
 
 /// Layers of some pages of one share are written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finished {
+pub(crate) struct Finished {
     pub share: Share,
     pub step: u32,
     pub pages: Range<u32>,
@@ -34,7 +34,7 @@ pub struct Finished {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum StepError {
+pub(crate) enum StepError {
     #[error("the plan of step {step} came after that of step {last}")]
     Order { step: u32, last: u32 },
     #[error("more than {PLANS_MAX} plans wait for their steps")]
@@ -45,7 +45,7 @@ pub enum StepError {
 
 /// The steps of one attach.
 #[derive(Debug)]
-pub struct Steps {
+pub(crate) struct Steps {
     layers: u16,
     plans: VecDeque<Plan>,
     last_step: Option<u32>,
@@ -60,7 +60,7 @@ struct Plan {
 }
 
 impl Steps {
-    pub fn new(layers: u16) -> Self {
+    pub(crate) fn new(layers: u16) -> Self {
         Steps { layers, plans: VecDeque::new(), last_step: None, seen: None }
     }
 
@@ -68,7 +68,7 @@ impl Steps {
     ///
     /// # Errors
     /// [`StepError`] when the engine does not keep the order.
-    pub fn plan(&mut self, step: u32, pages: Vec<PlannedPages>) -> Result<(), StepError> {
+    pub(crate) fn plan(&mut self, step: u32, pages: Vec<PlannedPages>) -> Result<(), StepError> {
         if let Some(last) = self.last_step.filter(|last| *last >= step) {
             return Err(StepError::Order { step, last });
         }
@@ -85,7 +85,7 @@ impl Steps {
     ///
     /// # Errors
     /// [`StepError::Layers`] when the word cannot be true.
-    pub fn progress(
+    pub(crate) fn progress(
         &mut self,
         progress: Progress,
         finished: &mut Vec<Finished>,

@@ -8,7 +8,7 @@ use super::line::Line;
 
 /// The doorbells of lines, and their connections and processes.
 #[derive(Debug)]
-pub struct Watch {
+pub(crate) struct Watch {
     bells: OwnedFd,
     ends: OwnedFd,
 }
@@ -16,7 +16,7 @@ pub struct Watch {
 impl Watch {
     /// # Errors
     /// When the process has no descriptors left.
-    pub fn new() -> rustix::io::Result<Self> {
+    pub(crate) fn new() -> rustix::io::Result<Self> {
         let make = || epoll::create(epoll::CreateFlags::CLOEXEC);
         Ok(Watch { bells: make()?, ends: make()? })
     }
@@ -25,7 +25,7 @@ impl Watch {
     ///
     /// # Errors
     /// When the host has no memory for it.
-    pub fn add(&self, line: &Line) -> rustix::io::Result<()> {
+    pub(crate) fn add(&self, line: &Line) -> rustix::io::Result<()> {
         let [bell, connection, process] = line.fds();
         let (data, flags) = (epoll::EventData::new_u64(0), epoll::EventFlags::IN);
         epoll::add(&self.bells, bell, data, flags)?;
@@ -34,14 +34,14 @@ impl Watch {
     }
 
     /// A connection that is closed stays readable: its end has been seen.
-    pub fn forget_connection(&self, line: &Line) {
+    pub(crate) fn forget_connection(&self, line: &Line) {
         let [bell, connection, _] = line.fds();
         let _ = epoll::delete(&self.bells, bell);
         let _ = epoll::delete(&self.ends, connection);
     }
 
     /// Ready when one of them rings; and when one may have gone.
-    pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
+    pub(crate) fn fds(&self) -> [BorrowedFd<'_>; 2] {
         [self.bells.as_fd(), self.ends.as_fd()]
     }
 }

@@ -19,7 +19,7 @@ const WRITERS_MAX: usize = 500;
 
 /// Memory that a writer is given.
 #[derive(Debug)]
-pub struct Memories {
+pub(crate) struct Memories {
     pub slots: Arc<SharedMemory>,
     pub tails: Arc<SharedMemory>,
 }
@@ -35,14 +35,14 @@ struct Session {
 
 /// See the module. Writers are named by the incarnation of their transfer engine.
 #[derive(Debug)]
-pub struct Writers {
+pub(crate) struct Writers {
     memories: Memories,
     writers: writers::Writers<Session>,
 }
 
 /// The regions that one writer may write.
 #[derive(Debug, Clone, Copy)]
-pub struct Grant {
+pub(crate) struct Grant {
     pub slots: RegionDesc,
     pub tails: RegionDesc,
 }
@@ -54,7 +54,7 @@ impl Session {
 }
 
 impl Writers {
-    pub fn new(memories: Memories) -> Self {
+    pub(crate) fn new(memories: Memories) -> Self {
         Writers { memories, writers: writers::Writers::new(WRITERS_MAX) }
     }
 
@@ -62,7 +62,7 @@ impl Writers {
     ///
     /// # Errors
     /// [`Refused`] when it cannot be reached or is just being cut off.
-    pub fn open(
+    pub(crate) fn open(
         &mut self,
         engine: &TransferEngine,
         endpoint: &Endpoint,
@@ -109,24 +109,24 @@ impl Writers {
     }
 
     /// One share less.
-    pub fn close(&mut self, name: u64) {
+    pub(crate) fn close(&mut self, name: u64) {
         self.writers.close(name);
     }
 
     /// What a share's targets name; absent when the writer has been cut off since.
-    pub fn grant(&self, name: u64) -> Option<Grant> {
+    pub(crate) fn grant(&self, name: u64) -> Option<Grant> {
         self.writers.granted(name).map(Session::grant)
     }
 
     /// The session to ask it to stop: the current one, since the first may have been lost. `None`
     /// when it has been cut off: nothing of it can land.
-    pub fn peer(&self, engine: &TransferEngine, name: u64) -> Option<PeerId> {
+    pub(crate) fn peer(&self, engine: &TransferEngine, name: u64) -> Option<PeerId> {
         let session = self.writers.get(name)?;
         Some(engine.connect(&session.endpoint).unwrap_or(session.peer))
     }
 
     /// Begins to cut a writer off, unless that is under way. Ends come as [`End::Cut`].
-    pub fn cut_off(&mut self, engine: &TransferEngine, name: u64, post: &Post) {
+    pub(crate) fn cut_off(&mut self, engine: &TransferEngine, name: u64, post: &Post) {
         let Some((round, session)) = self.writers.begin_cut(name) else { return };
         let done = || {
             let post = post.clone();
@@ -145,7 +145,7 @@ impl Writers {
 
     /// One part of cutting off has ended. True when it was the last that was missing: the writer is
     /// forgotten, and nothing of it can land any more.
-    pub fn cut_done(&mut self, name: u64, round: CutRound, outcome: Outcome) -> bool {
+    pub(crate) fn cut_done(&mut self, name: u64, round: CutRound, outcome: Outcome) -> bool {
         if let Err(error) = outcome {
             tracing::error!(writer = name, %error, "cutting off failed; it is tried again");
         }
@@ -153,11 +153,11 @@ impl Writers {
     }
 
     /// Writers whose cutting off must begin again.
-    pub fn unfinished(&self) -> Vec<u64> {
+    pub(crate) fn unfinished(&self) -> Vec<u64> {
         self.writers.unfinished()
     }
 
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.writers.count()
     }
 }

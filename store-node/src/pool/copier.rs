@@ -33,7 +33,7 @@ const PAGES_BATCH_BYTES: u64 = 8 << 20;
 
 /// One page and one slot.
 #[derive(Debug)]
-pub struct Copy {
+pub(crate) struct Copy {
     pub pool: Arc<Pool>,
     pub page: u32,
     pub slot: SlotIndex,
@@ -43,7 +43,7 @@ pub struct Copy {
 
 /// Which of them is copied.
 #[derive(Debug)]
-pub enum Way {
+pub(crate) enum Way {
     /// The page, for this rise.
     IntoSlot { rise: u64 },
     /// Layers of the page, for this copy.
@@ -61,7 +61,7 @@ enum Job {
 
 /// What became of a copy.
 #[derive(Debug)]
-pub enum Copied {
+pub(crate) enum Copied {
     /// With the checksum of the slot.
     IntoSlot {
         rise: u64,
@@ -80,7 +80,7 @@ pub enum Copied {
 
 /// The node's end. Dropping it ends the thread.
 #[derive(Debug)]
-pub struct PageCopier {
+pub(crate) struct PageCopier {
     /// Bounded by what the block core has under way.
     jobs: Backlog<Job>,
 }
@@ -90,7 +90,7 @@ impl PageCopier {
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn start(
+    pub(crate) fn start(
         arena: Arena,
         report: impl Fn(Vec<Copied>) + Send + 'static,
     ) -> std::io::Result<Self> {
@@ -103,17 +103,17 @@ impl PageCopier {
     }
 
     /// Copies, without waiting for it.
-    pub fn copy(&mut self, copy: Copy) {
+    pub(crate) fn copy(&mut self, copy: Copy) {
         self.jobs.give(Job::Copy(copy));
     }
 
     /// Drops a pool after the copies that were asked for.
-    pub fn let_go(&mut self, pool: Arc<Pool>) {
+    pub(crate) fn let_go(&mut self, pool: Arc<Pool>) {
         self.jobs.give(Job::LetGo(pool));
     }
 
     /// Hands over what there was no room for. Answers whether some still waits.
-    pub fn flush(&mut self) -> bool {
+    pub(crate) fn flush(&mut self) -> bool {
         self.jobs.flush()
     }
 }

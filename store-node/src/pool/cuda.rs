@@ -45,7 +45,7 @@ pub enum CudaPoolError {
 
 /// See the module.
 #[derive(Debug)]
-pub struct CudaMemory {
+pub(crate) struct CudaMemory {
     stream: Stream,
     /// In the pool's order: where each begins, and its bytes as described.
     allocations: Vec<(u64, u64, SharedAllocation)>,
@@ -55,14 +55,14 @@ pub struct CudaMemory {
 
 /// The node's slots, as GPUs copy from and to them.
 #[derive(Debug)]
-pub struct Slots {
+pub(crate) struct Slots {
     memory: Arc<SharedMemory>,
     /// Dropped before the memory, for which see [`Drop`].
     registered: Mutex<Option<Registered>>,
 }
 
 impl Slots {
-    pub fn new(memory: Arc<SharedMemory>) -> Self {
+    pub(crate) fn new(memory: Arc<SharedMemory>) -> Self {
         Slots { memory, registered: Mutex::new(None) }
     }
 
@@ -94,7 +94,7 @@ impl Drop for Slots {
 
 /// What is described, checked as far as it can be without a GPU.
 #[derive(Debug)]
-pub struct CudaDescription {
+pub(crate) struct CudaDescription {
     uuid: [u8; 16],
     allocations: Vec<(IpcHandle, u64)>,
 }
@@ -102,7 +102,7 @@ pub struct CudaDescription {
 impl CudaDescription {
     /// # Errors
     /// [`CudaPoolError`].
-    pub fn new(described: &v1::CudaPool) -> Result<Self, CudaPoolError> {
+    pub(crate) fn new(described: &v1::CudaPool) -> Result<Self, CudaPoolError> {
         let v1::CudaPool { device_uuid, allocations } = described;
         let uuid = device_uuid.as_slice().try_into();
         let uuid = uuid.map_err(|_| CudaPoolError::Uuid(device_uuid.len()))?;
@@ -127,7 +127,7 @@ impl CudaDescription {
     }
 
     /// Of all allocations.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.allocations.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
@@ -144,7 +144,7 @@ impl CudaDescription {
     ///
     /// # Errors
     /// [`CudaPoolError::Across`].
-    pub fn check(&self, layout: &PoolLayout) -> Result<(), CudaPoolError> {
+    pub(crate) fn check(&self, layout: &PoolLayout) -> Result<(), CudaPoolError> {
         let last = layout.runs(layout.pages() - 1);
         for (run, ((first, _), (last, bytes))) in layout.runs(0).zip(last).enumerate() {
             let holds = |(begin, of): (u64, u64)| first >= begin && last + bytes <= begin + of;
@@ -161,7 +161,7 @@ impl CudaMemory {
     ///
     /// # Errors
     /// [`CudaPoolError`].
-    pub fn open(
+    pub(crate) fn open(
         described: &CudaDescription,
         library: Option<&Path>,
         slots: &Arc<Slots>,

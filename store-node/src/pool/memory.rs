@@ -8,7 +8,7 @@ use kvasir_transfer::{Checksum, SharedMemory, Stores};
 
 /// A copy came to nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum CopyFault {
+pub(crate) enum CopyFault {
     #[error(transparent)]
     Range(#[from] RangeError),
     #[error(transparent)]
@@ -16,7 +16,7 @@ pub enum CopyFault {
 }
 
 /// See the module.
-pub trait PoolMemory: Debug + Send + Sync {
+pub(crate) trait PoolMemory: Debug + Send + Sync {
     /// Begins to copy from the pool. Answers with the checksum of what was copied, where that is over already and
     /// hashing it cost no pass of its own.
     ///
@@ -54,12 +54,12 @@ pub trait PoolMemory: Debug + Send + Sync {
 
 /// Memory of the host, made by the node: the engine cannot take it away from under a copy.
 #[derive(Debug)]
-pub struct HostMemory(SharedMemory);
+pub(crate) struct HostMemory(SharedMemory);
 
 impl HostMemory {
     /// # Errors
     /// When the host has not that much.
-    pub fn create(bytes: u64) -> Result<Self, MemoryError> {
+    pub(crate) fn create(bytes: u64) -> Result<Self, MemoryError> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         SharedMemory::create_large("kvasir-pool", bytes).map(HostMemory)
     }

@@ -5,9 +5,9 @@
 //!
 //! Which page holds what, and what is to be copied, is the block core's to know.
 
-pub mod copier;
-pub mod cuda;
-pub mod memory;
+pub(crate) mod copier;
+pub(crate) mod cuda;
+pub(crate) mod memory;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::node::command::Refused;
 
 /// The pool of one attachment. When the last holder drops it, its memory is let go.
 #[derive(Debug)]
-pub struct Pool {
+pub(crate) struct Pool {
     pub layout: PoolLayout,
     pub memory: Box<dyn PoolMemory>,
     is_closed: AtomicBool,
@@ -46,11 +46,11 @@ impl Drop for Room {
 
 impl Pool {
     /// Its engine has left: no copy begins any more.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
     }
 
-    pub fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
 }
@@ -88,7 +88,7 @@ impl From<PoolError> for Refused {
 
 /// What pools are made with.
 #[derive(Debug)]
-pub struct Pools {
+pub(crate) struct Pools {
     /// Of all pools in memory of the host together.
     pub bytes_max: u64,
     /// So much of that is given.
@@ -104,7 +104,7 @@ impl Pools {
     ///
     /// # Errors
     /// [`PoolError`].
-    pub fn open(
+    pub(crate) fn open(
         &self,
         described: &v1::PoolDescription,
         slot: &SlotLayout,

@@ -24,7 +24,7 @@ struct Faults {
 }
 
 /// See the module.
-pub struct FaultyDisk {
+pub(crate) struct FaultyDisk {
     disk: Box<dyn Disk + Send>,
     file: PathBuf,
     slots: Slots,
@@ -44,7 +44,7 @@ impl std::fmt::Debug for FaultyDisk {
 }
 
 impl FaultyDisk {
-    pub fn new(disk: Box<dyn Disk + Send>, file: PathBuf, slots: Slots) -> Self {
+    pub(crate) fn new(disk: Box<dyn Disk + Send>, file: PathBuf, slots: Slots) -> Self {
         FaultyDisk {
             disk,
             file,

@@ -9,11 +9,11 @@
 //!
 //! What is on the SSD, what sinks and what rises is decided by the block core.
 
-pub mod faulty;
-pub mod open;
-pub mod pace;
-pub mod plain;
-pub mod sled_index;
-pub mod slots;
-pub mod thread;
-pub mod uring;
+pub(crate) mod faulty;
+pub(crate) mod open;
+pub(crate) mod pace;
+pub(crate) mod plain;
+pub(crate) mod sled_index;
+pub(crate) mod slots;
+pub(crate) mod thread;
+pub(crate) mod uring;

@@ -19,7 +19,7 @@ const LOG_FILE: &str = "kvasir.log";
 const INDEX_DIR: &str = "index";
 
 /// A disk, and in words how it is driven.
-pub struct Opened {
+pub(crate) struct Opened {
     pub disk: Box<dyn Disk + Send>,
     pub how: &'static str,
 }
@@ -34,7 +34,7 @@ impl std::fmt::Debug for Opened {
 ///
 /// # Errors
 /// A sentence: no such folder, no room, or a file that is longer than it shall be.
-pub fn open_disk(config: &Ssd, slots: &Slots) -> Result<Opened, String> {
+pub(crate) fn open_disk(config: &Ssd, slots: &Slots) -> Result<Opened, String> {
     let Some(dir) = &config.dir else { return Err("`ssd.dir` is not set".into()) };
     let path = dir.join(LOG_FILE);
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
@@ -127,7 +127,7 @@ fn lengthen(file: &File, bytes: u64) -> std::io::Result<()> {
 }
 
 /// The key index in sled, or in memory when that cannot be had.
-pub fn open_index(dir: &Path) -> Box<dyn KeyIndex> {
+pub(crate) fn open_index(dir: &Path) -> Box<dyn KeyIndex> {
     match SledIndex::open(&dir.join(INDEX_DIR)) {
         Ok(index) => Box::new(index),
         Err(error) => {
@@ -138,7 +138,7 @@ pub fn open_index(dir: &Path) -> Box<dyn KeyIndex> {
 }
 
 /// Throws the index away.
-pub fn drop_index(dir: &Path) {
+pub(crate) fn drop_index(dir: &Path) {
     let index = dir.join(INDEX_DIR);
     if let Err(error) = std::fs::remove_dir_all(&index) {
         tracing::warn!(%error, dir = %index.display(), "the key index cannot be removed");

@@ -8,13 +8,13 @@ const STRETCH_BYTES_MIN: u64 = 1 << 20;
 
 /// What was read in all that tells how fast the SSD is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Reads {
+pub(crate) struct Reads {
     pub bytes: u64,
     pub time: Duration,
 }
 
 #[derive(Debug, Default)]
-pub struct Pace {
+pub(crate) struct Pace {
     under_way: u64,
     /// Since the last stretch that counted, or since there was nothing to read.
     began: Option<Instant>,
@@ -24,7 +24,7 @@ pub struct Pace {
 
 impl Pace {
     /// A block is asked for.
-    pub fn asked(&mut self, now: Instant) {
+    pub(crate) fn asked(&mut self, now: Instant) {
         if self.under_way == 0 {
             (self.began, self.bytes) = (Some(now), 0);
         }
@@ -33,7 +33,7 @@ impl Pace {
 
     /// It is there. `None` when it does not come: how long that took says nothing of those that do, and what comes
     /// beside it does not count.
-    pub fn came(&mut self, bytes: Option<u64>, now: Instant) {
+    pub(crate) fn came(&mut self, bytes: Option<u64>, now: Instant) {
         self.under_way = self.under_way.saturating_sub(1);
         match bytes {
             Some(bytes) => self.bytes += bytes,
@@ -45,12 +45,12 @@ impl Pace {
     }
 
     /// Nothing that was asked for comes any more.
-    pub fn broke_off(&mut self) {
+    pub(crate) fn broke_off(&mut self) {
         (self.under_way, self.began) = (0, None);
     }
 
     /// Until now.
-    pub fn reads(&mut self, now: Instant) -> Reads {
+    pub(crate) fn reads(&mut self, now: Instant) -> Reads {
         if self.under_way > 0 {
             self.count(now);
         }

@@ -12,7 +12,7 @@ use super::slots::Slots;
 
 /// See the module.
 #[derive(Debug)]
-pub struct PlainDisk {
+pub(crate) struct PlainDisk {
     file: File,
     len_bytes: u64,
     slots: Slots,
@@ -20,7 +20,7 @@ pub struct PlainDisk {
 }
 
 impl PlainDisk {
-    pub fn new(file: File, len_bytes: u64, slots: Slots) -> Self {
+    pub(crate) fn new(file: File, len_bytes: u64, slots: Slots) -> Self {
         PlainDisk { file, len_bytes, slots, done: VecDeque::new() }
     }
 
@@ -82,7 +82,7 @@ impl Disk for PlainDisk {
 }
 
 /// What an error of the system means to the log.
-pub fn error_of(error: &std::io::Error) -> DiskError {
+pub(crate) fn error_of(error: &std::io::Error) -> DiskError {
     match error.kind() {
         std::io::ErrorKind::StorageFull
         | std::io::ErrorKind::QuotaExceeded

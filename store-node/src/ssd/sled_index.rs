@@ -17,7 +17,7 @@ const BATCH: usize = 4_096;
 
 /// See the module.
 #[derive(Debug)]
-pub struct SledIndex {
+pub(crate) struct SledIndex {
     tree: sled::Db,
 }
 
@@ -26,7 +26,7 @@ impl SledIndex {
     ///
     /// # Errors
     /// When a fresh one cannot be made either.
-    pub fn open(dir: &Path) -> Result<Self, IndexError> {
+    pub(crate) fn open(dir: &Path) -> Result<Self, IndexError> {
         match try_open(dir) {
             Ok(index) => Ok(index),
             Err(error) => {

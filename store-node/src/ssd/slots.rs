@@ -10,28 +10,28 @@ const WITHIN: &str = "slots of a checked layout lie in the arena";
 
 /// See the module.
 #[derive(Debug, Clone)]
-pub struct Slots(Arc<SharedMemory>);
+pub(crate) struct Slots(Arc<SharedMemory>);
 
 impl Slots {
-    pub fn new(memory: Arc<SharedMemory>) -> Self {
+    pub(crate) fn new(memory: Arc<SharedMemory>) -> Self {
         Slots(memory)
     }
 
     /// Where a span lies. It is in the memory, as long as this value or a clone of it lives.
-    pub fn address(&self, span: Span) -> *mut u8 {
+    pub(crate) fn address(&self, span: Span) -> *mut u8 {
         self.0.check(span.offset_bytes, span.length_bytes).expect(WITHIN);
         self.0.as_ptr().wrapping_add(span.offset_bytes)
     }
 
     /// The checksum of what is there.
-    pub fn sum(&self, span: Span) -> u64 {
+    pub(crate) fn sum(&self, span: Span) -> u64 {
         let mut sum = Checksum::new();
         self.0.add_to(span.offset_bytes, span.length_bytes, &mut sum).expect(WITHIN);
         sum.sum()
     }
 
     /// Fills a span, and answers with the checksum of what was put there.
-    pub fn fill(&self, span: Span, bytes: &[u8]) -> u64 {
+    pub(crate) fn fill(&self, span: Span, bytes: &[u8]) -> u64 {
         let mut sum = Checksum::new();
         let bytes = &bytes[..span.length_bytes];
         self.0.copy_from_summed(span.offset_bytes, bytes, &mut sum).expect(WITHIN);
@@ -39,7 +39,7 @@ impl Slots {
     }
 
     /// Copies a span to the beginning of `target`, and answers with the checksum of what was copied.
-    pub fn copy(&self, span: Span, target: &mut [u8]) -> u64 {
+    pub(crate) fn copy(&self, span: Span, target: &mut [u8]) -> u64 {
         let mut sum = Checksum::new();
         let target = &mut target[..span.length_bytes];
         self.0.copy_to_summed(span.offset_bytes, target, &mut sum).expect(WITHIN);
@@ -47,7 +47,7 @@ impl Slots {
     }
 
     /// Gives a bit of it another value.
-    pub fn spoil(&self, offset_bytes: usize) {
+    pub(crate) fn spoil(&self, offset_bytes: usize) {
         let mut byte = [0];
         self.0.copy_to(offset_bytes, &mut byte).expect(WITHIN);
         self.0.copy_from(offset_bytes, &[byte[0] ^ 0x40]).expect(WITHIN);

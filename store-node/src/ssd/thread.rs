@@ -46,7 +46,7 @@ const COUNTS_EVERY: Duration = Duration::from_millis(250);
 
 /// How the blocks in the slots look.
 #[derive(Debug, Clone)]
-pub struct Shape {
+pub(crate) struct Shape {
     pub layout: Arc<SlotLayout>,
     /// Names the layout in extents.
     pub hash: u64,
@@ -68,7 +68,7 @@ impl Shape {
 
 /// What the node's thread asks for.
 #[derive(Debug)]
-pub enum Job {
+pub(crate) enum Job {
     Sink {
         sink: u64,
         slot: SlotIndex,
@@ -106,7 +106,11 @@ pub enum Job {
 
 /// A block as the log had it.
 #[derive(Debug)]
-pub struct ReadBlock {
+#[cfg_attr(
+    not(feature = "object-store"),
+    expect(dead_code, reason = "read by the object store's task")
+)]
+pub(crate) struct ReadBlock {
     /// Of its runs.
     pub checksums: Vec<u64>,
     pub payload: Bytes,
@@ -114,7 +118,7 @@ pub struct ReadBlock {
 
 /// What became of it.
 #[derive(Debug)]
-pub enum Report {
+pub(crate) enum Report {
     /// The log is ready.
     Up {
         how: &'static str,
@@ -147,7 +151,7 @@ pub enum Report {
 
 /// The node's end. Dropping it ends the thread.
 #[derive(Debug)]
-pub struct SsdThread {
+pub(crate) struct SsdThread {
     /// Bounded by what the block core has under way, and by the blocks there are to forget.
     jobs: Backlog<Job>,
 }
@@ -157,7 +161,7 @@ impl SsdThread {
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn start(
+    pub(crate) fn start(
         config: Ssd,
         slots: Arc<SharedMemory>,
         log_id: u64,
@@ -172,12 +176,12 @@ impl SsdThread {
     }
 
     /// Hands a job over without waiting.
-    pub fn give(&mut self, job: Job) {
+    pub(crate) fn give(&mut self, job: Job) {
         self.jobs.give(job);
     }
 
     /// Hands over what there was no room for. Answers whether some still waits.
-    pub fn flush(&mut self) -> bool {
+    pub(crate) fn flush(&mut self) -> bool {
         self.jobs.flush()
     }
 }

@@ -22,16 +22,17 @@ const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// What a file asks of memory that it moves by itself: addresses and lengths are multiples of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Alignment {
+pub(crate) struct Alignment {
     pub address_bytes: usize,
     pub length_bytes: usize,
 }
 
 impl Alignment {
     /// Through the page cache.
-    pub const NONE: Alignment = Alignment { address_bytes: 1, length_bytes: 1 };
+    pub(crate) const NONE: Alignment = Alignment { address_bytes: 1, length_bytes: 1 };
     /// Whatever the disk.
-    pub const PAGES: Alignment = Alignment { address_bytes: PAGE_BYTES, length_bytes: PAGE_BYTES };
+    pub(crate) const PAGES: Alignment =
+        Alignment { address_bytes: PAGE_BYTES, length_bytes: PAGE_BYTES };
 
     /// Of so many bytes from this address on, how many can be moved there and back by themselves.
     fn direct_bytes(self, address: *mut u8, bytes: usize) -> usize {
@@ -44,7 +45,7 @@ impl Alignment {
 
 /// See the module.
 #[derive(Debug)]
-pub struct UringDisk {
+pub(crate) struct UringDisk {
     ring: Ring,
     file: File,
     len_bytes: u64,
@@ -139,7 +140,7 @@ impl UringDisk {
     /// # Errors
     /// When the host has no io_uring, does not allow it, or has one that cannot wait with a timeout:
     /// the file comes back.
-    pub fn new(
+    pub(crate) fn new(
         file: File,
         len_bytes: u64,
         slots: Slots,

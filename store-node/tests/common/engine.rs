@@ -4,21 +4,21 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use kvasir_attach::{AttachError, AttachOptions, EngineAttachment};
 use kvasir_proto::{Share, SlotLayout, v1};
-use kvasir_store_node::attach::{AttachError, AttachOptions, EngineAttachment};
 use v1::engine_to_node::Message as ToNode;
 use v1::node_to_engine::Message as FromNode;
 
 use super::{LAYERS, PATIENCE, TestNode, layout, page_bytes};
 
-pub struct FakeEngine {
+pub(crate) struct FakeEngine {
     pub attachment: EngineAttachment,
     layout: SlotLayout,
     step: u32,
     seen: VecDeque<FromNode>,
 }
 
-pub fn options(attach_dir: &Path, layout: SlotLayout) -> AttachOptions {
+pub(crate) fn options(attach_dir: &Path, layout: SlotLayout) -> AttachOptions {
     AttachOptions {
         attach_dir: attach_dir.into(),
         instance_id: "engine".into(),
@@ -40,22 +40,25 @@ pub fn options(attach_dir: &Path, layout: SlotLayout) -> AttachOptions {
 }
 
 impl FakeEngine {
-    pub async fn attach(node: &TestNode) -> Self {
+    pub(crate) async fn attach(node: &TestNode) -> Self {
         let attachment = EngineAttachment::connect(options(&node.attach_dir(), layout())).await;
         FakeEngine::new(attachment.expect("attached"))
     }
 
-    pub async fn try_attach(node: &TestNode, layout: SlotLayout) -> Result<Self, AttachError> {
+    pub(crate) async fn try_attach(
+        node: &TestNode,
+        layout: SlotLayout,
+    ) -> Result<Self, AttachError> {
         let options = options(&node.attach_dir(), layout);
         EngineAttachment::connect(options).await.map(FakeEngine::new)
     }
 
     /// One of several on a node.
-    pub async fn attach_as(node: &TestNode, name: &str) -> Self {
+    pub(crate) async fn attach_as(node: &TestNode, name: &str) -> Self {
         FakeEngine::try_attach_as(node, name, |_| {}).await.expect("attached")
     }
 
-    pub async fn try_attach_as(
+    pub(crate) async fn try_attach_as(
         node: &TestNode,
         name: &str,
         change: impl FnOnce(&mut AttachOptions),
@@ -66,16 +69,20 @@ impl FakeEngine {
         EngineAttachment::connect(options).await.map(FakeEngine::new)
     }
 
-    pub fn new(attachment: EngineAttachment) -> Self {
+    pub(crate) fn new(attachment: EngineAttachment) -> Self {
         FakeEngine { attachment, layout: layout(), step: 0, seen: VecDeque::new() }
     }
 
-    pub fn send(&mut self, message: ToNode) {
+    pub(crate) fn send(&mut self, message: ToNode) {
         self.attachment.send(message).expect("sent");
     }
 
     /// Waits for the first message that `wanted` takes; keeps the others for later.
-    pub async fn wait<T>(&mut self, what: &str, wanted: impl Fn(&FromNode) -> Option<T>) -> T {
+    pub(crate) async fn wait<T>(
+        &mut self,
+        what: &str,
+        wanted: impl Fn(&FromNode) -> Option<T>,
+    ) -> T {
         let started = Instant::now();
         loop {
             while let Some(message) = self.attachment.try_recv().expect("attached") {
@@ -91,18 +98,18 @@ impl FakeEngine {
     }
 
     /// Everything received so far that is not asked for yet.
-    pub fn unasked(&mut self) -> Vec<FromNode> {
+    pub(crate) fn unasked(&mut self) -> Vec<FromNode> {
         while let Some(message) = self.attachment.try_recv().expect("attached") {
             self.seen.push_back(message);
         }
         self.seen.drain(..).collect()
     }
 
-    pub fn ask_bind(&mut self, share: Share) {
+    pub(crate) fn ask_bind(&mut self, share: Share) {
         self.send(ToNode::Bind(v1::Bind { tx: Some(share.tx.into()), side: share.side.to_wire() }));
     }
 
-    pub async fn bound(&mut self, share: Share) -> v1::Bound {
+    pub(crate) async fn bound(&mut self, share: Share) -> v1::Bound {
         self.wait("bound", |message| match message {
             FromNode::Bound(bound)
                 if bound.tx == Some(share.tx.into()) && bound.side == share.side.to_wire() =>
@@ -114,14 +121,14 @@ impl FakeEngine {
         .await
     }
 
-    pub async fn bind(&mut self, share: Share) -> v1::Bound {
+    pub(crate) async fn bind(&mut self, share: Share) -> v1::Bound {
         self.ask_bind(share);
         let bound = self.bound(share).await;
         assert_eq!(bound.status(), v1::BindStatus::Ok, "{share}");
         bound
     }
 
-    pub async fn ready(&mut self, share: Share) -> Vec<u8> {
+    pub(crate) async fn ready(&mut self, share: Share) -> Vec<u8> {
         self.wait("ready", |message| match message {
             FromNode::Ready(ready) if ready.tx == Some(share.tx.into()) => Some(ready.tail.clone()),
             _ => None,
@@ -129,7 +136,7 @@ impl FakeEngine {
         .await
     }
 
-    pub async fn got(&mut self, handle: u64) -> v1::GotBlocks {
+    pub(crate) async fn got(&mut self, handle: u64) -> v1::GotBlocks {
         self.wait("got", |message| match message {
             FromNode::Got(got) if got.handle == handle => Some(got.clone()),
             _ => None,
@@ -137,7 +144,7 @@ impl FakeEngine {
         .await
     }
 
-    pub async fn stopped(&mut self, share: Share) -> String {
+    pub(crate) async fn stopped(&mut self, share: Share) -> String {
         self.wait("stop", |message| match message {
             FromNode::Stop(stop)
                 if stop.tx == Some(share.tx.into()) && stop.side == share.side.to_wire() =>
@@ -149,7 +156,7 @@ impl FakeEngine {
         .await
     }
 
-    pub async fn grow(&mut self, share: Share, page_count: u32) -> Vec<u32> {
+    pub(crate) async fn grow(&mut self, share: Share, page_count: u32) -> Vec<u32> {
         let (tx, side) = (Some(share.tx.into()), share.side.to_wire());
         self.send(ToNode::Grow(v1::Grow { tx, side, page_count }));
         self.wait("grown", |message| match message {
@@ -160,7 +167,7 @@ impl FakeEngine {
     }
 
     /// Announces a step that finishes these pages; answers with its number.
-    pub fn plan(&mut self, shares: &[(Share, std::ops::Range<u32>)]) -> u32 {
+    pub(crate) fn plan(&mut self, shares: &[(Share, std::ops::Range<u32>)]) -> u32 {
         self.step += 1;
         let pages = shares
             .iter()
@@ -177,7 +184,7 @@ impl FakeEngine {
     }
 
     /// The same of pages that are computed in the engine's pool, from these pages of it on.
-    pub fn plan_in_pool(&mut self, shares: &[(Share, std::ops::Range<u32>, u32)]) -> u32 {
+    pub(crate) fn plan_in_pool(&mut self, shares: &[(Share, std::ops::Range<u32>, u32)]) -> u32 {
         self.step += 1;
         let pages = shares
             .iter()
@@ -193,14 +200,14 @@ impl FakeEngine {
         self.step
     }
 
-    pub fn write(&self, slot: u32, layer: u16, bytes: &[u8]) {
+    pub(crate) fn write(&self, slot: u32, layer: u16, bytes: &[u8]) {
         let run = self.layout.runs(layer.into())[0];
         let offset = u64::from(slot) * self.layout.slot_bytes() + run.offset_bytes;
         let written = self.attachment.slot_memory().copy_from(offset as usize, bytes);
         written.expect("inside the slot");
     }
 
-    pub fn read(&self, slot: u32, layer: u16) -> Vec<u8> {
+    pub(crate) fn read(&self, slot: u32, layer: u16) -> Vec<u8> {
         let run = self.layout.runs(layer.into())[0];
         let offset = u64::from(slot) * self.layout.slot_bytes() + run.offset_bytes;
         let mut bytes = vec![0; run.length_bytes as usize];
@@ -210,7 +217,7 @@ impl FakeEngine {
     }
 
     /// Computes pages of one prompt in one step, layer by layer.
-    pub fn compute(
+    pub(crate) fn compute(
         &mut self,
         share: Share,
         prompt: &[u32],
@@ -226,18 +233,18 @@ impl FakeEngine {
         }
     }
 
-    pub fn finish(&mut self, share: Share, tail: &[u8]) {
+    pub(crate) fn finish(&mut self, share: Share, tail: &[u8]) {
         let tx = Some(share.tx.into());
         self.send(ToNode::FinishPrefill(v1::FinishPrefill { tx, tail: tail.to_vec() }));
     }
 
-    pub fn release(&mut self, share: Share) {
+    pub(crate) fn release(&mut self, share: Share) {
         let (tx, side) = (Some(share.tx.into()), share.side.to_wire());
         self.send(ToNode::Release(v1::Release { tx, side }));
     }
 
     /// Asserts that these slots hold these pages of the prompt, byte for byte.
-    pub fn holds(&self, prompt: &[u32], slots: &[u32], pages: std::ops::Range<u32>) {
+    pub(crate) fn holds(&self, prompt: &[u32], slots: &[u32], pages: std::ops::Range<u32>) {
         for page in pages {
             for layer in 0..LAYERS {
                 let bytes = self.read(slots[page as usize], layer);

@@ -3,35 +3,35 @@
 // Each test binary uses a part of this.
 #![allow(dead_code)]
 
-pub mod engine;
-pub mod node;
-pub mod pooled;
+pub(super) mod engine;
+pub(super) mod node;
+pub(super) mod pooled;
 
 use std::time::{Duration, Instant};
 
 use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotLayout, TxId, keys, v1};
 
-pub use engine::FakeEngine;
-pub use kvasir_store_node::config::Domain;
-pub use node::TestNode;
+pub(super) use engine::FakeEngine;
+pub(super) use kvasir_store_node::config::Domain;
+pub(super) use node::TestNode;
 
 /// Long enough that a slow machine never meets it.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
-pub const BLOCK_TOKENS: u32 = 64;
-pub const LAYERS: u16 = 4;
+pub(super) const BLOCK_TOKENS: u32 = 64;
+pub(super) const LAYERS: u16 = 4;
 const ROW_BYTES: u64 = 16;
 
-pub fn layout() -> SlotLayout {
+pub(super) fn layout() -> SlotLayout {
     SlotLayout::layer_major(BLOCK_TOKENS, LAYERS.into(), ROW_BYTES).expect("a layout")
 }
 
-pub fn namespace() -> Namespace {
+pub(super) fn namespace() -> Namespace {
     keys::namespace(b"model", "f32", "", "")
 }
 
 /// The same share of the same prompt for another tenant.
-pub fn of_another_tenant(share: Share, prompt: &[u32]) -> v1::TxAllocateRequest {
+pub(super) fn of_another_tenant(share: Share, prompt: &[u32]) -> v1::TxAllocateRequest {
     let namespace = keys::namespace(b"model", "f32", "another tenant", "");
     let keys = keys::chain(namespace, prompt, BLOCK_TOKENS as usize);
     v1::TxAllocateRequest {
@@ -42,24 +42,24 @@ pub fn of_another_tenant(share: Share, prompt: &[u32]) -> v1::TxAllocateRequest 
 }
 
 /// A prompt that differs from others from its first token on.
-pub fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
+pub(super) fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|at| seed * 100_000 + at).collect()
 }
 
-pub fn chain(prompt: &[u32]) -> Vec<BlockKey> {
+pub(super) fn chain(prompt: &[u32]) -> Vec<BlockKey> {
     keys::chain(namespace(), prompt, BLOCK_TOKENS as usize)
 }
 
-pub fn tx(serial: u64) -> TxId {
+pub(super) fn tx(serial: u64) -> TxId {
     TxId { conductor_incarnation: 7, serial }
 }
 
-pub fn share(serial: u64, side: Side) -> Share {
+pub(super) fn share(serial: u64, side: Side) -> Share {
     Share { tx: tx(serial), side }
 }
 
 /// What an allocation asks for; the rest is set by the test.
-pub fn allocate(share: Share, prompt: &[u32]) -> v1::TxAllocateRequest {
+pub(super) fn allocate(share: Share, prompt: &[u32]) -> v1::TxAllocateRequest {
     v1::TxAllocateRequest {
         tx: Some(share.tx.into()),
         side: share.side.to_wire(),
@@ -72,7 +72,7 @@ pub fn allocate(share: Share, prompt: &[u32]) -> v1::TxAllocateRequest {
 }
 
 /// Looks again and again until it is so.
-pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+pub(super) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
         if let Some(found) = look().await {
@@ -84,7 +84,7 @@ pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T
 }
 
 /// The bytes of one layer of one page of a prompt: every page and layer differs.
-pub fn page_bytes(prompt: &[u32], page: u32, layer: u16) -> Vec<u8> {
+pub(super) fn page_bytes(prompt: &[u32], page: u32, layer: u16) -> Vec<u8> {
     let first = prompt[(page * BLOCK_TOKENS) as usize];
     let length = u64::from(BLOCK_TOKENS) * ROW_BYTES;
     (0..length as u32)

@@ -13,13 +13,13 @@ use v1::store_node_client::StoreNodeClient;
 
 use super::until;
 
-pub struct TestNode {
+pub(crate) struct TestNode {
     pub client: StoreNodeClient<Channel>,
     running: Running,
     dir: TempDir,
 }
 
-pub fn config(dir: &Path, domain: Domain) -> Config {
+pub(crate) fn config(dir: &Path, domain: Domain) -> Config {
     Config {
         node_id: "test".into(),
         listen: "127.0.0.1:0".parse().expect("an address"),
@@ -34,11 +34,11 @@ pub fn config(dir: &Path, domain: Domain) -> Config {
 }
 
 impl TestNode {
-    pub async fn start(domain: Domain) -> Self {
+    pub(crate) async fn start(domain: Domain) -> Self {
         TestNode::start_with(domain, |_| {}).await
     }
 
-    pub async fn start_with(domain: Domain, change: impl FnOnce(&mut Config)) -> Self {
+    pub(crate) async fn start_with(domain: Domain, change: impl FnOnce(&mut Config)) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let mut config = config(dir.path(), domain);
         change(&mut config);
@@ -48,44 +48,44 @@ impl TestNode {
         TestNode { client, running, dir }
     }
 
-    pub fn attach_dir(&self) -> PathBuf {
+    pub(crate) fn attach_dir(&self) -> PathBuf {
         self.dir.path().join("attach")
     }
 
-    pub fn address(&self) -> std::net::SocketAddr {
+    pub(crate) fn address(&self) -> std::net::SocketAddr {
         self.running.address()
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    pub async fn shut_down(mut self) {
+    pub(crate) async fn shut_down(mut self) {
         self.running.shut_down().await;
     }
 
-    pub async fn describe(&mut self) -> v1::NodeDescription {
+    pub(crate) async fn describe(&mut self) -> v1::NodeDescription {
         self.client.describe(v1::DescribeRequest {}).await.expect("a description").into_inner()
     }
 
     /// The engines that are attached, in the order in which they came.
-    pub async fn instances(&mut self) -> Vec<v1::InstanceDescription> {
+    pub(crate) async fn instances(&mut self) -> Vec<v1::InstanceDescription> {
         let attached = self.describe().await.instances.into_iter();
         attached.map(|attached| attached.description.expect("it is described")).collect()
     }
 
-    pub async fn endpoint(&mut self) -> Vec<u8> {
+    pub(crate) async fn endpoint(&mut self) -> Vec<u8> {
         self.describe().await.endpoint
     }
 
-    pub async fn allocate(
+    pub(crate) async fn allocate(
         &mut self,
         request: v1::TxAllocateRequest,
     ) -> Result<v1::TxAllocateReply, tonic::Status> {
         self.client.tx_allocate(request).await.map(tonic::Response::into_inner)
     }
 
-    pub async fn push(
+    pub(crate) async fn push(
         &mut self,
         share: Share,
         targets: Option<v1::WriteTargets>,
@@ -95,7 +95,7 @@ impl TestNode {
         self.client.tx_push(request).await.map(tonic::Response::into_inner)
     }
 
-    pub async fn commit(
+    pub(crate) async fn commit(
         &mut self,
         share: Share,
         good_blocks: u32,
@@ -110,7 +110,7 @@ impl TestNode {
         self.client.tx_commit(request).await.map(tonic::Response::into_inner)
     }
 
-    pub async fn abort(&mut self, share: Share) -> bool {
+    pub(crate) async fn abort(&mut self, share: Share) -> bool {
         let request = v1::TxAbortRequest {
             tx: Some(share.tx.into()),
             side: share.side.to_wire(),
@@ -119,30 +119,30 @@ impl TestNode {
         self.client.tx_abort(request).await.expect("an answer").into_inner().known
     }
 
-    pub async fn renew(&mut self, share: Share, lease_ms: u64) -> bool {
+    pub(crate) async fn renew(&mut self, share: Share, lease_ms: u64) -> bool {
         let renewed = v1::TxShare { tx: Some(share.tx.into()), side: share.side.to_wire() };
         let request = v1::RenewRequest { shares: vec![renewed], lease_ms };
         self.client.renew(request).await.expect("an answer").into_inner().unknown.is_empty()
     }
 
-    pub async fn blocks(&mut self, keys: &[BlockKey]) -> Vec<v1::BlockPlace> {
+    pub(crate) async fn blocks(&mut self, keys: &[BlockKey]) -> Vec<v1::BlockPlace> {
         let request = v1::ListBlocksRequest { keys: BlockKey::concat(keys) };
         self.client.list_blocks(request).await.expect("an answer").into_inner().blocks
     }
 
     /// Waits until all these blocks are committed.
-    pub async fn has_blocks(&mut self, keys: &[BlockKey]) {
+    pub(crate) async fn has_blocks(&mut self, keys: &[BlockKey]) {
         until("blocks are committed", async || {
             (self.blocks(keys).await.len() == keys.len()).then_some(())
         })
         .await;
     }
 
-    pub async fn connect(&self) -> tokio::net::TcpStream {
+    pub(crate) async fn connect(&self) -> tokio::net::TcpStream {
         tokio::net::TcpStream::connect(self.running.address()).await.expect("a connection")
     }
 
-    pub async fn get(&self, path: &str) -> (u16, String) {
+    pub(crate) async fn get(&self, path: &str) -> (u16, String) {
         let mut stream = self.connect().await;
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.expect("sent");
@@ -153,7 +153,7 @@ impl TestNode {
     }
 
     /// All samples of `/metrics`.
-    pub async fn metrics(&self) -> BTreeMap<String, f64> {
+    pub(crate) async fn metrics(&self) -> BTreeMap<String, f64> {
         let (status, text) = self.get("/metrics").await;
         assert_eq!(status, 200);
         let sample = |line: &str| {
@@ -163,18 +163,18 @@ impl TestNode {
         text.lines().filter(|line| line.starts_with("kvasir_")).filter_map(sample).collect()
     }
 
-    pub async fn metric(&self, name: &str) -> f64 {
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
         self.metrics().await.get(&format!("kvasir_store_{name}")).copied().unwrap_or(0.0)
     }
 
     /// Waits until the metric has this value: gauges follow what was answered by a moment.
-    pub async fn shows(&self, name: &str, value: f64) {
+    pub(crate) async fn shows(&self, name: &str, value: f64) {
         let look = async || (self.metric(name).await == value).then_some(());
         until(&format!("{name} is {value}"), look).await;
     }
 
     /// Waits until nothing is held: no share, slot, pin, quarantine or tail room.
-    pub async fn is_quiet(&self) {
+    pub(crate) async fn is_quiet(&self) {
         let held = [
             "shares",
             "shares_ending",

@@ -5,8 +5,8 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use kvasir_attach::{AttachError, EngineAttachment};
 use kvasir_proto::{BlockKey, PoolLayout, Share, v1};
-use kvasir_store_node::attach::{AttachError, EngineAttachment};
 use kvasir_transfer::SharedMemory;
 use kvasir_transfer::memory::Prefault;
 use v1::engine_to_node::Message as ToNode;
@@ -15,11 +15,11 @@ use v1::node_to_engine::Message as FromNode;
 use super::engine::options;
 use super::{BLOCK_TOKENS, FakeEngine, LAYERS, TestNode, chain, layout, namespace, page_bytes};
 
-pub const PAGES: u32 = 32;
-pub const LAYER_BYTES: u64 = 1024;
+pub(crate) const PAGES: u32 = 32;
+pub(crate) const LAYER_BYTES: u64 = 1024;
 
 /// Layer by layer, as vLLM lays its cache out; slots have a block's layers beside each other.
-pub fn description() -> v1::PoolDescription {
+pub(crate) fn description() -> v1::PoolDescription {
     let layer = |layer: u64| v1::PoolLayer {
         runs: vec![v1::PoolRun {
             base_bytes: layer * u64::from(PAGES) * LAYER_BYTES,
@@ -36,7 +36,7 @@ pub fn description() -> v1::PoolDescription {
 }
 
 /// An engine with a pool.
-pub struct Pooled {
+pub(crate) struct Pooled {
     pub engine: FakeEngine,
     /// Where its pages are.
     pub memory: Arc<SharedMemory>,
@@ -44,36 +44,46 @@ pub struct Pooled {
 }
 
 impl Pooled {
-    pub async fn attach(node: &TestNode) -> Self {
+    pub(crate) async fn attach(node: &TestNode) -> Self {
         Pooled::try_attach(node, description()).await.expect("attached")
     }
 
-    pub async fn try_attach(
+    pub(crate) async fn try_attach(
         node: &TestNode,
         pool: v1::PoolDescription,
     ) -> Result<Self, AttachError> {
         Pooled::attach_in(&node.attach_dir(), pool).await
     }
 
-    pub async fn attach_in(dir: &Path, pool: v1::PoolDescription) -> Result<Self, AttachError> {
+    pub(crate) async fn attach_in(
+        dir: &Path,
+        pool: v1::PoolDescription,
+    ) -> Result<Self, AttachError> {
         let engine = Pooled::connect(dir, pool.clone()).await?;
         let memory = Arc::clone(engine.attachment.link().pool_memory().expect("a pool"));
         Ok(Pooled::new(engine, memory, &pool))
     }
 
-    pub async fn connect(dir: &Path, pool: v1::PoolDescription) -> Result<FakeEngine, AttachError> {
+    pub(crate) async fn connect(
+        dir: &Path,
+        pool: v1::PoolDescription,
+    ) -> Result<FakeEngine, AttachError> {
         let mut options = options(dir, layout());
         options.pool = Some(pool);
         Ok(FakeEngine::new(EngineAttachment::connect(options).await?))
     }
 
-    pub fn new(engine: FakeEngine, memory: Arc<SharedMemory>, pool: &v1::PoolDescription) -> Self {
+    pub(crate) fn new(
+        engine: FakeEngine,
+        memory: Arc<SharedMemory>,
+        pool: &v1::PoolDescription,
+    ) -> Self {
         let layout = PoolLayout::from_wire(PAGES, memory.len() as u64, &pool.layers, &layout());
         Pooled { engine, memory, layout: layout.expect("the node took it") }
     }
 
     /// Writes pages of a prompt from this page of the pool on.
-    pub fn write(&self, prompt: &[u32], blocks: Range<u32>, page: u32) {
+    pub(crate) fn write(&self, prompt: &[u32], blocks: Range<u32>, page: u32) {
         for (page, block) in (page..).zip(blocks) {
             for (layer, (offset, _)) in (0..).zip(self.layout.runs(page)) {
                 let bytes = page_bytes(prompt, block, layer);
@@ -83,7 +93,7 @@ impl Pooled {
     }
 
     /// Computes one layer of pages of a prompt in pages of the pool from this one on.
-    pub fn write_layer(&self, prompt: &[u32], pages: Range<u32>, layer: u16, page: u32) {
+    pub(crate) fn write_layer(&self, prompt: &[u32], pages: Range<u32>, layer: u16, page: u32) {
         for (page, of) in (page..).zip(pages) {
             let (offset, _) =
                 self.layout.runs(page).nth(layer.into()).expect("a run for each layer");
@@ -93,7 +103,7 @@ impl Pooled {
     }
 
     /// Computes pages of a prompt in one step, layer by layer, in pages of the pool from this one on.
-    pub fn compute(&mut self, share: Share, prompt: &[u32], pages: Range<u32>, page: u32) {
+    pub(crate) fn compute(&mut self, share: Share, prompt: &[u32], pages: Range<u32>, page: u32) {
         let step = self.engine.plan_in_pool(&[(share, pages.clone(), page)]);
         for layer in 0..LAYERS {
             self.write_layer(prompt, pages.clone(), layer, page);
@@ -102,7 +112,7 @@ impl Pooled {
     }
 
     /// Whether pages from this one on have these blocks.
-    pub fn has(&self, prompt: &[u32], blocks: Range<u32>, page: u32) -> bool {
+    pub(crate) fn has(&self, prompt: &[u32], blocks: Range<u32>, page: u32) -> bool {
         (page..).zip(blocks).all(|(page, block)| {
             (0..).zip(self.layout.runs(page)).all(|(layer, (offset, bytes))| {
                 let mut there = vec![0; bytes as usize];
@@ -112,7 +122,7 @@ impl Pooled {
         })
     }
 
-    pub fn hold(&mut self, prompt: &[u32], blocks: Range<u32>, page: u32) {
+    pub(crate) fn hold(&mut self, prompt: &[u32], blocks: Range<u32>, page: u32) {
         let keys = chain(prompt);
         let parent = blocks.start.checked_sub(1).map(|before| keys[before as usize]);
         self.engine.send(ToNode::HoldPages(v1::HoldPages {
@@ -123,23 +133,23 @@ impl Pooled {
         }));
     }
 
-    pub fn write_and_hold(&mut self, prompt: &[u32], page: u32) {
+    pub(crate) fn write_and_hold(&mut self, prompt: &[u32], page: u32) {
         let blocks = prompt.len() as u32 / BLOCK_TOKENS;
         self.write(prompt, 0..blocks, page);
         self.hold(prompt, 0..blocks, page);
     }
 
-    pub async fn drop_pages(&mut self, handle: u64, pages: Range<u32>) {
+    pub(crate) async fn drop_pages(&mut self, handle: u64, pages: Range<u32>) {
         self.ask_drop(handle, pages);
         self.dropped(handle).await;
     }
 
-    pub fn ask_drop(&mut self, handle: u64, pages: Range<u32>) {
+    pub(crate) fn ask_drop(&mut self, handle: u64, pages: Range<u32>) {
         let pages = pages.collect();
         self.engine.send(ToNode::DropPages(v1::DropPages { handle, pages }));
     }
 
-    pub async fn dropped(&mut self, handle: u64) {
+    pub(crate) async fn dropped(&mut self, handle: u64) {
         let dropped = |message: &FromNode| match message {
             FromNode::PagesDropped(dropped) => (dropped.handle == handle).then_some(()),
             _ => None,
@@ -148,7 +158,7 @@ impl Pooled {
     }
 
     /// Fills pages from this one on with the last blocks of a prompt.
-    pub async fn fill(&mut self, handle: u64, prompt: &[u32], pages: Range<u32>) -> u32 {
+    pub(crate) async fn fill(&mut self, handle: u64, prompt: &[u32], pages: Range<u32>) -> u32 {
         let keys = BlockKey::concat(&chain(prompt));
         let pages = pages.collect();
         let fill = v1::FillPages { handle, keys, pages, of_share: None };
@@ -157,14 +167,20 @@ impl Pooled {
     }
 
     /// Fills these pages with pages of a share from this one on, when they are there.
-    pub fn ask_fill_of(&mut self, handle: u64, share: Share, first_page: u32, pages: Range<u32>) {
+    pub(crate) fn ask_fill_of(
+        &mut self,
+        handle: u64,
+        share: Share,
+        first_page: u32,
+        pages: Range<u32>,
+    ) {
         let (tx, side) = (Some(share.tx.into()), share.side.to_wire());
         let of_share = Some(v1::SharePages { tx, side, first_page });
         let (keys, pages) = (Vec::new(), pages.collect());
         self.engine.send(ToNode::FillPages(v1::FillPages { handle, keys, pages, of_share }));
     }
 
-    pub async fn filled(&mut self, handle: u64) -> u32 {
+    pub(crate) async fn filled(&mut self, handle: u64) -> u32 {
         let filled = |message: &FromNode| match message {
             FromNode::PagesFilled(filled) => (filled.handle == handle).then_some(filled.blocks),
             _ => None,
@@ -174,7 +190,7 @@ impl Pooled {
 }
 
 /// Memory of an emulated GPU, in two allocations: half of the layers in each.
-pub fn on_gpu(memory: &SharedMemory) -> v1::PoolDescription {
+pub(crate) fn on_gpu(memory: &SharedMemory) -> v1::PoolDescription {
     let half = memory.len() as u64 / 2;
     let allocation = |at: u64| {
         // See `driver.cpp`.
@@ -190,7 +206,7 @@ pub fn on_gpu(memory: &SharedMemory) -> v1::PoolDescription {
     v1::PoolDescription { memory: Some(v1::pool_description::Memory::Cuda(cuda)), ..description() }
 }
 
-pub fn gpu_memory() -> Arc<SharedMemory> {
+pub(crate) fn gpu_memory() -> Arc<SharedMemory> {
     let bytes = PAGES as usize * LAYERS as usize * LAYER_BYTES as usize;
     Arc::new(SharedMemory::create("kvasir-test-gpu", bytes, Prefault::No).expect("memory"))
 }

@@ -16,8 +16,8 @@ use axum::response::{IntoResponse, Response};
 use kvasir_store_node::config::{Keys, ObjectStore};
 use ring::{digest, hmac};
 
-pub const BUCKET: &str = "blocks";
-pub const REGION: &str = "eu-test-1";
+pub(crate) const BUCKET: &str = "blocks";
+pub(crate) const REGION: &str = "eu-test-1";
 const KEY_ID: &str = "who";
 const SECRET: &str = "a secret/of+somebody";
 /// Objects of one page of a list.
@@ -25,7 +25,7 @@ const PAGE: usize = 3;
 
 /// What the server does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub(crate) enum Mode {
     Good,
     /// It takes requests and says nothing.
     Hangs,
@@ -52,13 +52,13 @@ struct Inner {
 
 /// See the module.
 #[derive(Clone)]
-pub struct S3 {
+pub(crate) struct S3 {
     inner: Arc<Mutex<Inner>>,
     address: SocketAddr,
 }
 
 impl S3 {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let inner = Inner {
@@ -77,7 +77,7 @@ impl S3 {
     }
 
     /// Settings of a node that uses it.
-    pub fn settings(&self) -> ObjectStore {
+    pub(crate) fn settings(&self) -> ObjectStore {
         ObjectStore {
             url: Some(format!("s3://{BUCKET}/kv/cache")),
             endpoint: Some(format!("http://{}", self.address)),
@@ -94,31 +94,31 @@ impl S3 {
         }
     }
 
-    pub fn set(&self, mode: Mode) {
+    pub(crate) fn set(&self, mode: Mode) {
         self.inner().mode = mode;
     }
 
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         self.inner().objects.keys().cloned().collect()
     }
 
-    pub fn put(&self, name: &str, bytes: impl Into<Bytes>) {
+    pub(crate) fn put(&self, name: &str, bytes: impl Into<Bytes>) {
         self.inner().objects.insert(name.to_owned(), bytes.into());
     }
 
-    pub fn get(&self, name: &str) -> Option<Bytes> {
+    pub(crate) fn get(&self, name: &str) -> Option<Bytes> {
         self.inner().objects.get(name).cloned()
     }
 
-    pub fn remove(&self, name: &str) {
+    pub(crate) fn remove(&self, name: &str) {
         self.inner().objects.remove(name);
     }
 
-    pub fn served(&self, verb: &str) -> u64 {
+    pub(crate) fn served(&self, verb: &str) -> u64 {
         self.inner().served.get(verb).copied().unwrap_or(0)
     }
 
-    pub fn wrongly_signed(&self) -> u64 {
+    pub(crate) fn wrongly_signed(&self) -> u64 {
         self.inner().wrongly_signed
     }
 

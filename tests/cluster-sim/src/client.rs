@@ -2,6 +2,7 @@
 //! sometimes in the middle of it. It is the workload; what it reads is shown to the checkers.
 
 use kvasir_blocks::AttachEpoch;
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Generation, Namespace, Share, Side, SlotIndex, TxId};
 
 use crate::calls::{FromClient, Kept, ToClient};
@@ -232,7 +233,8 @@ fn read_on(node: &mut Running, context: &mut Context, epoch: AttachEpoch) {
     let Some(client) = node.client(epoch) else { return };
     for (key, slot, generation) in client.got.clone() {
         let (at, bytes, share) = (node.at, node.read_slot(slot), reading(epoch));
-        let is_current = node.generation_word(slot) == generation;
+        let is_current =
+            node.generation_word(slot) == generation || mutated(Mutation::UnpinnedReadNotChecked);
         if is_current {
             context.covers("an object is read on without a pin");
             context.see(Seen::PageRead { at, share, key, bytes });

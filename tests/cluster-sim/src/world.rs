@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use kvasir_log::sim_disk::Faults;
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer::sim::{SimConfig, SimFaults, SimNetwork};
 
 use crate::calls::{Call, Caller, Party, Reply};
@@ -104,6 +105,7 @@ impl World {
                 drain_us: 2_000,
                 wrong_one_in: plan.network.wrong_one_in,
             },
+            verify: !mutated(Mutation::ArrivalChecksumIgnored),
             ..SimConfig::default()
         });
         let nodes = plan.nodes.iter().enumerate();

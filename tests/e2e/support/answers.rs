@@ -7,7 +7,7 @@ use super::hears_of;
 use super::vectors::{BLOCK_TOKENS, Case, ids};
 
 /// Asks for a case and compares every token of the answer.
-pub async fn check_case(cluster: &Cluster, case: &Case) -> Value {
+pub(crate) async fn check_case(cluster: &Cluster, case: &Case) -> Value {
     let max_tokens = u32::try_from(case.greedy.len()).expect("a few");
     let (status, answer) = cluster.complete(&case.prompt, max_tokens).await;
     let length = case.prompt.len();
@@ -20,7 +20,7 @@ pub async fn check_case(cluster: &Cluster, case: &Case) -> Value {
 
 /// Asks for a case, and then, when the conductor has heard where its blocks are, for so many answers to it
 /// at once. Compares every token, and all that can be reused must be.
-pub async fn check_many(cluster: &Cluster, case: &Case, answers: usize) {
+pub(crate) async fn check_many(cluster: &Cluster, case: &Case, answers: usize) {
     check_case(cluster, case).await;
     let Case { prompt, greedy } = case;
     hears_of(cluster, ((prompt.len() + greedy.len() - 1) / BLOCK_TOKENS) as f64).await;
@@ -44,13 +44,13 @@ pub async fn check_many(cluster: &Cluster, case: &Case, answers: usize) {
 }
 
 /// What the answer says of its prompt.
-pub fn cached_tokens(answer: &Value) -> usize {
+pub(crate) fn cached_tokens(answer: &Value) -> usize {
     let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
     usize::try_from(cached.expect("a count")).expect("a few")
 }
 
 /// What can be reused of a prompt of so many tokens: whole blocks, and at least one token is left
 /// to compute.
-pub fn reusable_tokens(prompt_tokens: usize) -> usize {
+pub(crate) fn reusable_tokens(prompt_tokens: usize) -> usize {
     (prompt_tokens - 1) / BLOCK_TOKENS * BLOCK_TOKENS
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::metrics::Metrics;
 
 /// The binary under test.
-pub const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
+pub(crate) const KVASIR: &str = env!("CARGO_BIN_EXE_kvasir");
 
 /// The promise of `up`, with room for a machine that runs other tests at the same time.
 const READY_WITHIN: Duration = Duration::from_secs(240);
@@ -29,7 +29,7 @@ fn client() -> reqwest::Client {
 }
 
 #[derive(Debug)]
-pub struct Cluster {
+pub(crate) struct Cluster {
     up: Child,
     run_dir: tempfile::TempDir,
     pub url: String,
@@ -50,7 +50,7 @@ fn command(run_dir: &Path, flags: &str) -> Command {
 
 impl Cluster {
     /// Returns when it is ready.
-    pub async fn start(flags: &str) -> Cluster {
+    pub(crate) async fn start(flags: &str) -> Cluster {
         let run_dir = tempfile::Builder::new().prefix("kvasir-e2e-").tempdir().expect("a folder");
         let output = File::create(run_dir.path().join("up.out")).expect("a file for the output");
         let up = command(run_dir.path(), flags)
@@ -86,51 +86,51 @@ impl Cluster {
         serde_json::from_str(&text).ok()
     }
 
-    pub fn state(&self) -> Value {
+    pub(crate) fn state(&self) -> Value {
         self.try_state().expect("state.json is there once a cluster is ready")
     }
 
-    pub fn run_dir(&self) -> &Path {
+    pub(crate) fn run_dir(&self) -> &Path {
         self.run_dir.path()
     }
 
-    pub fn up_pid(&self) -> u32 {
+    pub(crate) fn up_pid(&self) -> u32 {
         self.up.id()
     }
 
-    pub fn process_names(&self) -> Vec<String> {
+    pub(crate) fn process_names(&self) -> Vec<String> {
         let state = self.state();
         state["processes"].as_object().expect("an object").keys().cloned().collect()
     }
 
     /// None while it waits to be started again.
-    pub fn pid(&self, process: &str) -> Option<u32> {
+    pub(crate) fn pid(&self, process: &str) -> Option<u32> {
         let pid = self.state()["processes"][process]["pid"].as_u64()?;
         u32::try_from(pid).ok()
     }
 
-    pub fn pids(&self) -> Vec<u32> {
+    pub(crate) fn pids(&self) -> Vec<u32> {
         self.process_names().iter().filter_map(|name| self.pid(name)).collect()
     }
 
-    pub fn restarts(&self, process: &str) -> u64 {
+    pub(crate) fn restarts(&self, process: &str) -> u64 {
         self.state()["processes"][process]["restarts"].as_u64().expect("a count")
     }
 
-    pub fn kill(&self, process: &str) {
+    pub(crate) fn kill(&self, process: &str) {
         self.signal(process, Signal::KILL);
     }
 
-    pub fn signal(&self, process: &str, what: Signal) {
+    pub(crate) fn signal(&self, process: &str, what: Signal) {
         signal(self.pid(process).expect("it runs"), what);
     }
 
-    pub async fn metrics(&self, process: &str) -> Metrics {
+    pub(crate) async fn metrics(&self, process: &str) -> Metrics {
         self.try_metrics(process).await.expect("metrics are served")
     }
 
     /// None while the process does not answer.
-    pub async fn try_metrics(&self, process: &str) -> Option<Metrics> {
+    pub(crate) async fn try_metrics(&self, process: &str) -> Option<Metrics> {
         let state = self.state();
         let url = state["processes"][process]["metrics"].as_str().expect("a URL");
         let reply = self.client.get(url).timeout(METRICS_WITHIN).send().await.ok()?;
@@ -138,7 +138,7 @@ impl Cluster {
     }
 
     /// A metric summed over all processes whose name ends so.
-    pub async fn sum(&self, processes: &str, metric: &str, labels: &[(&str, &str)]) -> f64 {
+    pub(crate) async fn sum(&self, processes: &str, metric: &str, labels: &[(&str, &str)]) -> f64 {
         let mut sum = 0.0;
         for name in self.process_names().iter().filter(|name| name.ends_with(processes)) {
             sum += self.metrics(name).await.sum(metric, labels);
@@ -146,19 +146,19 @@ impl Cluster {
         sum
     }
 
-    pub async fn get(&self, path: &str) -> (u16, String) {
+    pub(crate) async fn get(&self, path: &str) -> (u16, String) {
         match self.client.get(format!("{}{path}", self.url)).send().await {
             Ok(reply) => (reply.status().as_u16(), reply.text().await.unwrap_or_default()),
             Err(_) => (0, String::new()),
         }
     }
 
-    pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         self.try_post(path, body).await.unwrap_or_else(|| panic!("no answer:\n{}", self.logs()))
     }
 
     /// None when the connection fails.
-    pub async fn try_post(&self, path: &str, body: &Value) -> Option<(u16, Value)> {
+    pub(crate) async fn try_post(&self, path: &str, body: &Value) -> Option<(u16, Value)> {
         let url = format!("{}{path}", self.url);
         let reply = self.client.post(url).json(body).send().await.ok()?;
         let status = reply.status().as_u16();
@@ -166,12 +166,16 @@ impl Cluster {
     }
 
     /// A greedy completion of token ids, `max_tokens` long whatever comes.
-    pub async fn complete(&self, prompt: &[u32], max_tokens: u32) -> (u16, Value) {
+    pub(crate) async fn complete(&self, prompt: &[u32], max_tokens: u32) -> (u16, Value) {
         self.post("/v1/completions", &self.completion(prompt, max_tokens)).await
     }
 
     /// None when the connection fails.
-    pub async fn try_complete(&self, prompt: &[u32], max_tokens: u32) -> Option<(u16, Value)> {
+    pub(crate) async fn try_complete(
+        &self,
+        prompt: &[u32],
+        max_tokens: u32,
+    ) -> Option<(u16, Value)> {
         self.try_post("/v1/completions", &self.completion(prompt, max_tokens)).await
     }
 
@@ -186,12 +190,12 @@ impl Cluster {
         })
     }
 
-    pub async fn is_ready(&self) -> bool {
+    pub(crate) async fn is_ready(&self) -> bool {
         self.get("/readyz").await.0 == 200
     }
 
     /// What a process of the cluster answers when it is asked whether it is ready.
-    pub async fn ready_of(&self, process: &str) -> (u16, String) {
+    pub(crate) async fn ready_of(&self, process: &str) -> (u16, String) {
         let state = self.state();
         let metrics = state["processes"][process]["metrics"].as_str().expect("a URL").to_owned();
         let url = metrics.replace("/metrics", "/readyz");
@@ -200,7 +204,7 @@ impl Cluster {
     }
 
     /// Ends it as Ctrl-C does.
-    pub async fn interrupt(&mut self) -> (ExitStatus, Duration) {
+    pub(crate) async fn interrupt(&mut self) -> (ExitStatus, Duration) {
         let began = Instant::now();
         signal(self.up.id(), Signal::INT);
         loop {
@@ -213,18 +217,18 @@ impl Cluster {
     }
 
     /// Kills `up` alone, and reaps it.
-    pub fn kill_up(&mut self) {
+    pub(crate) fn kill_up(&mut self) {
         self.up.kill().expect("it runs");
         self.up.wait().expect("it is our child");
     }
 
     /// What `up` said.
-    pub fn output(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         std::fs::read_to_string(self.run_dir.path().join("up.out")).unwrap_or_default()
     }
 
     /// The last lines of everything, for a test that has failed.
-    pub fn logs(&self) -> String {
+    pub(crate) fn logs(&self) -> String {
         let mut logs: Vec<PathBuf> = std::fs::read_dir(self.run_dir.path())
             .into_iter()
             .flatten()
@@ -260,13 +264,13 @@ fn tail(log: &Path) -> String {
 }
 
 /// A process that has ended meanwhile is as good as signalled.
-pub fn signal(pid: u32, signal: Signal) {
+pub(crate) fn signal(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid");
     let _ = kill_process(pid, signal);
 }
 
 /// Running, and not only waiting to be reaped.
-pub fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .ok()
         .and_then(|text| text.rsplit_once(") ").map(|(_, rest)| !rest.starts_with('Z')))

@@ -12,17 +12,17 @@ const MARGIN: f64 = 0.05;
 /// The same of scores by which rows are chosen.
 const CHOICE_MARGIN: f64 = 1e-6;
 
-pub struct Expected {
+pub(crate) struct Expected {
     naive: Naive,
 }
 
 impl Expected {
-    pub fn of(model: &Path) -> Expected {
+    pub(crate) fn of(model: &Path) -> Expected {
         Expected { naive: Naive::load(model) }
     }
 
     /// The greedy answer up to the first near tie.
-    pub fn greedy(&self, prompt: &[u32], max_tokens: u32) -> Vec<u32> {
+    pub(crate) fn greedy(&self, prompt: &[u32], max_tokens: u32) -> Vec<u32> {
         let mut sequence = Sequence::default();
         let mut logits = Vec::new();
         for token in prompt {

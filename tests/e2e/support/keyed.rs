@@ -8,7 +8,7 @@ use super::cluster::{Cluster, KVASIR};
 use super::{eventually, own_address};
 
 /// See the module.
-pub struct Keyed {
+pub(crate) struct Keyed {
     process: Child,
     pub url: String,
     client: reqwest::Client,
@@ -23,7 +23,7 @@ impl Drop for Keyed {
 }
 
 impl Keyed {
-    pub async fn start(cluster: &Cluster) -> Keyed {
+    pub(crate) async fn start(cluster: &Cluster) -> Keyed {
         let folder = tempfile::tempdir().expect("a folder");
         let mut keys = String::new();
         for name in ["a", "b"] {
@@ -57,13 +57,18 @@ impl Keyed {
         keyed
     }
 
-    pub fn request(&self, method: &str, path: &str, tenant: &str) -> reqwest::RequestBuilder {
+    pub(crate) fn request(
+        &self,
+        method: &str,
+        path: &str,
+        tenant: &str,
+    ) -> reqwest::RequestBuilder {
         let method = method.parse().expect("a method");
         let request = self.client.request(method, format!("{}{path}", self.url));
         request.bearer_auth(format!("key-of-{tenant}"))
     }
 
-    pub async fn send(
+    pub(crate) async fn send(
         &self,
         method: &str,
         path: &str,

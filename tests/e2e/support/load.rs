@@ -17,7 +17,7 @@ const LATE: Duration = Duration::from_secs(10);
 
 /// How one request is asked.
 #[derive(Debug, Clone, Copy)]
-pub struct Ask<'a> {
+pub(crate) struct Ask<'a> {
     pub case: &'a Case,
     pub streamed: bool,
     /// Within which it must have ended, one way or the other.
@@ -26,7 +26,7 @@ pub struct Ask<'a> {
 
 /// How one request ended.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// With the right tokens, all of them.
     Answered,
     /// With an error and not one token.
@@ -39,23 +39,23 @@ pub enum Outcome {
 
 /// Requests by how they ended.
 #[derive(Debug, Default, Clone)]
-pub struct Tally(BTreeMap<Outcome, usize>);
+pub(crate) struct Tally(BTreeMap<Outcome, usize>);
 
 impl Tally {
-    pub fn add(&mut self, outcome: Outcome) {
+    pub(crate) fn add(&mut self, outcome: Outcome) {
         *self.0.entry(outcome).or_default() += 1;
     }
 
-    pub fn total(&self) -> usize {
+    pub(crate) fn total(&self) -> usize {
         self.0.values().sum()
     }
 
-    pub fn answered(&self) -> usize {
+    pub(crate) fn answered(&self) -> usize {
         self.0.get(&Outcome::Answered).copied().unwrap_or(0)
     }
 
     /// Those that ended with this error, before or after their first tokens.
-    pub fn with_code(&self, code: &str) -> usize {
+    pub(crate) fn with_code(&self, code: &str) -> usize {
         let has_code = |outcome: &Outcome| match outcome {
             Outcome::Refused { code: has, .. } | Outcome::BrokeOff { code: has } => has == code,
             Outcome::Answered | Outcome::Cut => false,
@@ -63,13 +63,13 @@ impl Tally {
         self.0.iter().filter(|(outcome, _)| has_code(outcome)).map(|(_, count)| count).sum()
     }
 
-    pub fn cut(&self) -> usize {
+    pub(crate) fn cut(&self) -> usize {
         self.0.get(&Outcome::Cut).copied().unwrap_or(0)
     }
 }
 
 /// Asks once and sees the request to its end.
-pub async fn ask(cluster: &Cluster, ask: Ask<'_>) -> Outcome {
+pub(crate) async fn ask(cluster: &Cluster, ask: Ask<'_>) -> Outcome {
     let began = Instant::now();
     let outcome = tokio::time::timeout(ask.deadline + LATE, try_ask(cluster, ask)).await;
     let took = began.elapsed();
@@ -97,7 +97,7 @@ async fn try_ask(cluster: &Cluster, ask: Ask<'_>) -> Outcome {
 }
 
 /// A greedy completion as long as the case's answer.
-pub fn completion(cluster: &Cluster, case: &Case, streamed: bool) -> Value {
+pub(crate) fn completion(cluster: &Cluster, case: &Case, streamed: bool) -> Value {
     json!({
         "model": cluster.model,
         "prompt": case.prompt,
@@ -157,21 +157,21 @@ fn error_code(answer: &Value) -> String {
 
 /// How much is asked.
 #[derive(Debug, Clone, Copy)]
-pub struct Amount {
+pub(crate) struct Amount {
     pub at_once: usize,
     pub total: usize,
     pub deadline: Duration,
 }
 
 /// What is done to the cluster when so many requests have ended.
-pub struct Fault<F> {
+pub(crate) struct Fault<F> {
     pub after: usize,
     pub act: F,
 }
 
 /// How the requests of one load ended.
 #[derive(Debug, Default)]
-pub struct Tallies {
+pub(crate) struct Tallies {
     /// Those that were under way when the fault came, or had ended by then.
     pub before: Tally,
     /// Those that were asked after the fault.
@@ -180,7 +180,7 @@ pub struct Tallies {
 
 /// Keeps so many requests under way until all have been asked: every case in turn, streamed and
 /// not. The fault comes in the middle of it.
-pub async fn load<F: FnOnce()>(
+pub(crate) async fn load<F: FnOnce()>(
     cluster: &Cluster,
     cases: &[Case],
     amount: Amount,
@@ -216,7 +216,7 @@ pub async fn load<F: FnOnce()>(
 }
 
 /// The same without a fault: all must be answered.
-pub async fn all_answered(cluster: &Cluster, cases: &[Case], amount: Amount) {
+pub(crate) async fn all_answered(cluster: &Cluster, cases: &[Case], amount: Amount) {
     let never = Fault { after: usize::MAX, act: || {} };
     let tally = load(cluster, cases, amount, never).await.before;
     assert_eq!(tally.answered(), amount.total, "{tally:?}");

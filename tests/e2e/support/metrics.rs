@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     samples: Vec<Sample>,
 }
 
@@ -15,17 +15,17 @@ struct Sample {
 }
 
 impl Metrics {
-    pub fn parse(text: &str) -> Metrics {
+    pub(crate) fn parse(text: &str) -> Metrics {
         let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
         Metrics { samples: lines.filter_map(sample).collect() }
     }
 
     /// Over all samples of this name that carry these labels; 0 when there is none.
-    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+    pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.matching(name, labels).map(|sample| sample.value).sum()
     }
 
-    pub fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.matching(name, &[]).next().is_some()
     }
 

@@ -2,24 +2,24 @@
 //! metrics, the reference vectors, load and rest. Each test file uses its part of it.
 #![allow(dead_code, reason = "every test file is built with all of it")]
 
-pub mod answers;
-pub mod cluster;
-pub mod expected;
-pub mod keyed;
-pub mod load;
-pub mod metrics;
-pub mod peers;
-pub mod rest;
-pub mod second;
-pub mod stored;
-pub mod vectors;
+pub(crate) mod answers;
+pub(crate) mod cluster;
+pub(crate) mod expected;
+pub(crate) mod keyed;
+pub(crate) mod load;
+pub(crate) mod metrics;
+pub(crate) mod peers;
+pub(crate) mod rest;
+pub(crate) mod second;
+pub(crate) mod stored;
+pub(crate) mod vectors;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Whether whoever runs the tests has named an RDMA device; `tests/verbs-vm/run` provides one.
 #[expect(clippy::disallowed_methods, reason = "how whoever runs the tests says so")]
-pub fn has_rdma() -> bool {
+pub(crate) fn has_rdma() -> bool {
     let is_named = std::env::var("KVASIR_VERBS_LOOPBACK").is_ok_and(|name| !name.is_empty());
     if !is_named {
         let what = "clusters over RDMA are skipped: no device is named";
@@ -31,14 +31,14 @@ pub fn has_rdma() -> bool {
 
 /// Where a process listens that is killed and started again: of its own in the loopback network
 /// (all of 127.0.0.0/8), so that nobody else gets its port in between.
-pub fn own_address() -> String {
+pub(crate) fn own_address() -> String {
     let [a, b, c] = rand::random::<[u8; 3]>();
     format!("127.{}.{b}.{c}:7000", 1 + a % 127)
 }
 
 /// Asks again and again until it is so; panics with `what` when it has not become so in time. The
 /// time is a bound for a broken system, not something that is measured.
-pub async fn eventually<F>(what: &str, mut is_so: impl FnMut() -> F)
+pub(crate) async fn eventually<F>(what: &str, mut is_so: impl FnMut() -> F)
 where
     F: Future<Output = bool>,
 {
@@ -50,7 +50,7 @@ where
 }
 
 /// Waits until the conductor has heard of so many blocks, counted once for each node.
-pub async fn hears_of(cluster: &cluster::Cluster, blocks: f64) {
+pub(crate) async fn hears_of(cluster: &cluster::Cluster, blocks: f64) {
     let entries = "kvasir_conductor_index_entries";
     eventually(&format!("the conductor knows {blocks} blocks"), async || {
         cluster.sum("conductor", entries, &[]).await == blocks
@@ -59,7 +59,7 @@ pub async fn hears_of(cluster: &cluster::Cluster, blocks: f64) {
 }
 
 /// Kills a store node, so that all it held is lost, and waits until its successor is at work.
-pub async fn lose_cache(cluster: &cluster::Cluster, node: &str) {
+pub(crate) async fn lose_cache(cluster: &cluster::Cluster, node: &str) {
     let of_conductor = async |metric: &str| cluster.sum("conductor", metric, &[]).await;
     let (losses, warm) = ("kvasir_conductor_node_losses_total", "kvasir_conductor_nodes_warm");
     let instances = "kvasir_conductor_instances";

@@ -11,13 +11,13 @@ use super::cluster::Cluster;
 use super::vectors::BLOCK_TOKENS;
 
 /// No lease of such length runs out by itself, however slow the machine is.
-pub const LONG_LEASE_MS: u64 = 60_000;
+pub(crate) const LONG_LEASE_MS: u64 = 60_000;
 /// No conductor of the cluster has it.
 const INCARNATION: u64 = 77;
 
 /// One engine with its node.
 #[derive(Debug, Clone)]
-pub struct Peer {
+pub(crate) struct Peer {
     pub node_name: String,
     pub node_address: String,
     pub node: StoreNodeClient<Channel>,
@@ -28,7 +28,7 @@ pub struct Peer {
 
 /// One request.
 #[derive(Debug, Clone)]
-pub struct Ask {
+pub(crate) struct Ask {
     /// Different for each.
     pub serial: u64,
     pub prompt: Vec<u32>,
@@ -38,12 +38,12 @@ pub struct Ask {
 }
 
 impl Ask {
-    pub fn tx(&self) -> Option<v1::TxId> {
+    pub(crate) fn tx(&self) -> Option<v1::TxId> {
         Some(v1::TxId { conductor_incarnation: INCARNATION, serial: self.serial })
     }
 
     /// Full blocks before its last token.
-    pub fn blocks(&self) -> u32 {
+    pub(crate) fn blocks(&self) -> u32 {
         ((self.prompt.len() - 1) / BLOCK_TOKENS) as u32
     }
 }
@@ -56,7 +56,7 @@ fn address(cluster: &Cluster, process: &str) -> String {
 
 impl Peer {
     /// The engine of this name.
-    pub async fn of(cluster: &Cluster, engine: &str) -> Peer {
+    pub(crate) async fn of(cluster: &Cluster, engine: &str) -> Peer {
         let node_name = format!("{engine}-node");
         let node_address = address(cluster, &node_name);
         let node = StoreNodeClient::connect(format!("http://{node_address}")).await;
@@ -125,13 +125,13 @@ impl Peer {
     }
 
     /// Answered with what is here, and the rest computed.
-    pub async fn here(&self, ask: &Ask) -> Vec<u32> {
+    pub(crate) async fn here(&self, ask: &Ask) -> Vec<u32> {
         self.allocate(self.allocation(ask, v1::Side::Prefill, 0..Self::full_blocks(ask))).await;
         tokens(self.call(ask, Vec::new()).await.expect("it is taken"), async || ()).await
     }
 
     /// Answered with the prefix brought from another node first.
-    pub async fn fetched(&self, source: &Peer, ask: &Ask) -> Vec<u32> {
+    pub(crate) async fn fetched(&self, source: &Peer, ask: &Ask) -> Vec<u32> {
         let until = ask.blocks();
         let wanted = v1::TxAllocateRequest {
             prompt_tokens: until * BLOCK_TOKENS as u32,
@@ -152,7 +152,7 @@ impl Peer {
     }
 
     /// Begins an answer with the prefix attended by the holders, each a part of it, as equal as can be.
-    pub async fn routed(
+    pub(crate) async fn routed(
         &self,
         holders: &[&Peer],
         ask: &Ask,
@@ -184,7 +184,7 @@ impl Peer {
     }
 
     /// What it has pinned for somebody who sends queries is let go.
-    pub async fn lose_lease(&self, ask: &Ask) {
+    pub(crate) async fn lose_lease(&self, ask: &Ask) {
         let (side, reason) = (v1::Side::Source.into(), "a test".to_owned());
         let request = v1::TxAbortRequest { tx: ask.tx(), side, reason };
         self.node.clone().tx_abort(request).await.expect("it listens");
@@ -192,7 +192,7 @@ impl Peer {
 }
 
 /// The tokens up to the end, with `meanwhile` after the first ones.
-pub async fn tokens(
+pub(crate) async fn tokens(
     mut events: Streaming<v1::GenerateEvent>,
     meanwhile: impl AsyncFnOnce(),
 ) -> Vec<u32> {

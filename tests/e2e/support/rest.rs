@@ -57,7 +57,7 @@ async fn left_over(cluster: &Cluster) -> Vec<String> {
 
 /// Waits until nothing is left over. `within` is a bound for a broken system: leases and what
 /// follows them, with room for a machine that does other things too.
-pub async fn comes_to_rest(cluster: &Cluster, within: Duration) {
+pub(crate) async fn comes_to_rest(cluster: &Cluster, within: Duration) {
     let began = Instant::now();
     loop {
         let left = left_over(cluster).await;

@@ -8,7 +8,7 @@ use super::cluster::{Cluster, KVASIR};
 use super::{eventually, own_address};
 
 #[derive(Debug)]
-pub struct Second {
+pub(crate) struct Second {
     child: Child,
     config: PathBuf,
     log: PathBuf,
@@ -18,7 +18,7 @@ pub struct Second {
 
 impl Second {
     /// Returns when it is ready.
-    pub async fn start(cluster: &Cluster) -> Second {
+    pub(crate) async fn start(cluster: &Cluster) -> Second {
         let text = std::fs::read_to_string(cluster.run_dir().join("conductor.toml"));
         let mut table: toml::Table = text.expect("its configuration").parse().expect("TOML");
         let mut address = |field: &str| {
@@ -42,19 +42,19 @@ impl Second {
     }
 
     /// Whether a path is answered with 200.
-    pub async fn answers(&self, client: &reqwest::Client, path: &str) -> bool {
+    pub(crate) async fn answers(&self, client: &reqwest::Client, path: &str) -> bool {
         let reply = client.get(format!("{}{path}", self.url)).send().await;
         reply.is_ok_and(|reply| reply.status() == 200)
     }
 
     /// With SIGKILL. It is dead when this returns, and its connections are closed.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it is our child");
     }
 
     /// Starts a killed one again, and does not wait for it.
-    pub fn start_again(&mut self) {
+    pub(crate) fn start_again(&mut self) {
         self.child = spawn(&self.config, &self.log);
     }
 }

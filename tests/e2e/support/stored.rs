@@ -13,14 +13,14 @@ use tonic::transport::Channel;
 use super::cluster::Cluster;
 
 #[derive(Debug)]
-pub struct Stored {
+pub(crate) struct Stored {
     client: StoreNodeClient<Channel>,
     slots: SharedMemory,
 }
 
 impl Stored {
     /// Of the node as it runs now; a restarted one is another.
-    pub async fn of(cluster: &Cluster, node: &str) -> Stored {
+    pub(crate) async fn of(cluster: &Cluster, node: &str) -> Stored {
         let state = cluster.state();
         let metrics = state["processes"][node]["metrics"].as_str().expect("a URL");
         let address = metrics.strip_suffix("/metrics").expect("where gRPC is, too").to_owned();
@@ -34,7 +34,7 @@ impl Stored {
     }
 
     /// The keys of a prompt's full blocks.
-    pub async fn keys(&mut self, prompt: &[u32]) -> Vec<BlockKey> {
+    pub(crate) async fn keys(&mut self, prompt: &[u32]) -> Vec<BlockKey> {
         let node = self.client.describe(v1::DescribeRequest {}).await.expect("a description");
         let node = node.into_inner();
         let block_tokens = node.layout.expect("a layout").block_tokens;
@@ -43,7 +43,7 @@ impl Stored {
     }
 
     /// Where the blocks of these keys lie, in their order. Only those that are there.
-    pub async fn blocks(&mut self, keys: &[BlockKey]) -> Vec<v1::BlockPlace> {
+    pub(crate) async fn blocks(&mut self, keys: &[BlockKey]) -> Vec<v1::BlockPlace> {
         let request = v1::ListBlocksRequest { keys: BlockKey::concat(keys) };
         let listed = self.client.list_blocks(request).await.expect("a list").into_inner().blocks;
         let place = |key: &BlockKey| listed.iter().find(|place| place.key == key.0).cloned();
@@ -51,7 +51,7 @@ impl Stored {
     }
 
     /// Keeps a prompt's blocks for a minute. Answers with their number, all of them durable.
-    pub async fn keep(&mut self, prompt: &[u32]) -> Result<u32, tonic::Status> {
+    pub(crate) async fn keep(&mut self, prompt: &[u32]) -> Result<u32, tonic::Status> {
         let tenant = "test".into();
         self.keep_as(
             prompt,
@@ -61,7 +61,7 @@ impl Stored {
     }
 
     /// The same of what another node has promised until then.
-    pub async fn keep_until(
+    pub(crate) async fn keep_until(
         &mut self,
         prompt: &[u32],
         until_unix_ms: u64,
@@ -89,7 +89,7 @@ impl Stored {
     }
 
     /// What the node says of its SSD.
-    pub async fn ssd(&mut self) -> v1::SsdStatus {
+    pub(crate) async fn ssd(&mut self) -> v1::SsdStatus {
         let node = self.client.describe(v1::DescribeRequest {}).await.expect("a description");
         node.into_inner().ssd.expect("a node with an SSD")
     }
@@ -102,7 +102,7 @@ impl Stored {
     }
 
     /// Changes the bytes of a block behind the node's back.
-    pub fn change(&self, block: &v1::BlockPlace, change: impl FnOnce(&mut [u8])) {
+    pub(crate) fn change(&self, block: &v1::BlockPlace, change: impl FnOnce(&mut [u8])) {
         let mut bytes = vec![0; usize::try_from(block.length_bytes).expect("a slot")];
         let offset = usize::try_from(block.offset_bytes).expect("in the slot");
         self.slots.copy_to(offset, &mut bytes).expect("in the slot");

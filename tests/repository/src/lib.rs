@@ -4,7 +4,7 @@
 //! - `tests/packages.rs`: who may depend on whom, what a core may not depend on, lints
 //! - `tests/files.rs`: file sizes, unsafe code, unfinished work, the licence
 //! - `tests/documents.rs`: links between documents
-//! - `tests/mutations.rs`: patches of mutations fit the tree
+//! - `tests/mutations.rs`: each mutation has its place in the code
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};

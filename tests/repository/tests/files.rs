@@ -24,7 +24,7 @@ const MAY_BE_UNSAFE: [&str; 12] = [
 ];
 
 /// Where each package begins.
-const ROOTS: [&str; 23] = [
+const ROOTS: [&str; 24] = [
     "kvasir/src/main.rs",
     "proto/src/lib.rs",
     "transfer/src/lib.rs",
@@ -47,6 +47,7 @@ const ROOTS: [&str; 23] = [
     "benches/replay/src/lib.rs",
     "tests/cluster-sim/src/lib.rs",
     "tests/fuzzing/src/lib.rs",
+    "tests/mutation/src/lib.rs",
     "tests/repository/src/lib.rs",
 ];
 

@@ -2,24 +2,26 @@
 //! table, and nothing uses `kvasir` or the tests.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kvasir_tests_repository::{assert_none, read, root};
+use kvasir_tests_repository::{assert_none, files, read, root};
 use serde_json::Value;
 
 /// Package, and the packages of this workspace that it may depend on. All that is not here is
 /// refused, a new package too: its place is part of the design.
-const MAY_USE: [(&str, &[&str]); 23] = [
+const MAY_USE: [(&str, &[&str]); 24] = [
     ("kvasir-proto", &[]),
     // What parsers are tried with: in tests, and under the fuzzer.
     ("kvasir-fuzzing", &[]),
+    // Mutation points of guards; a constant `false` in all but mutation builds.
+    ("kvasir-mutation", &[]),
     ("kvasir-checksum", &[]),
-    ("kvasir-transfer-core", &[]),
-    ("kvasir-transfer-verbs", &[]),
+    ("kvasir-transfer-core", &["kvasir-mutation"]),
+    ("kvasir-transfer-verbs", &["kvasir-mutation"]),
     ("kvasir-transfer-libfabric", &[]),
-    ("kvasir-blocks", &["kvasir-checksum", "kvasir-proto", "kvasir-fuzzing"]),
-    ("kvasir-log", &["kvasir-checksum", "kvasir-proto", "kvasir-fuzzing"]),
+    ("kvasir-blocks", &["kvasir-checksum", "kvasir-proto", "kvasir-fuzzing", "kvasir-mutation"]),
+    ("kvasir-log", &["kvasir-checksum", "kvasir-proto", "kvasir-fuzzing", "kvasir-mutation"]),
     ("kvasir-placement", &["kvasir-proto"]),
     ("kvasir-cuda", &[]),
     ("kvasir-attention", &["kvasir-cuda"]),
@@ -32,9 +34,13 @@ const MAY_USE: [(&str, &[&str]); 23] = [
             "kvasir-transfer-libfabric",
             "kvasir-transfer-verbs",
             "kvasir-fuzzing",
+            "kvasir-mutation",
         ],
     ),
-    ("kvasir-attach", &["kvasir-proto", "kvasir-transfer", "kvasir-blocks", "kvasir-fuzzing"]),
+    (
+        "kvasir-attach",
+        &["kvasir-proto", "kvasir-transfer", "kvasir-blocks", "kvasir-fuzzing", "kvasir-mutation"],
+    ),
     ("kvasir-route", &["kvasir-proto", "kvasir-transfer", "kvasir-attention", "kvasir-fuzzing"]),
     (
         "kvasir-store-node",
@@ -57,7 +63,15 @@ const MAY_USE: [(&str, &[&str]); 23] = [
     ("kvasir-replay", &["kvasir-proto", "kvasir-blocks", "kvasir-placement"]),
     (
         "kvasir-engine-reference",
-        &["kvasir-proto", "kvasir-store-node", "kvasir-attention", "kvasir-route"],
+        // Only its tests start a store node.
+        &[
+            "kvasir-proto",
+            "kvasir-attach",
+            "kvasir-transfer",
+            "kvasir-store-node",
+            "kvasir-attention",
+            "kvasir-route",
+        ],
     ),
     (
         "kvasir",
@@ -68,6 +82,8 @@ const MAY_USE: [(&str, &[&str]); 23] = [
             "kvasir-store-node",
             // Its soak is also a client's.
             "kvasir-client",
+            "kvasir-mutation",
+            "kvasir-attach",
             "kvasir-blocks",
             "kvasir-log",
             "kvasir-cuda",
@@ -87,6 +103,7 @@ const MAY_USE: [(&str, &[&str]); 23] = [
             "kvasir-proto",
             "kvasir-blocks",
             "kvasir-log",
+            "kvasir-mutation",
             "kvasir-placement",
             "kvasir-route",
             "kvasir-transfer",
@@ -98,15 +115,13 @@ const MAY_USE: [(&str, &[&str]); 23] = [
 const CORES: [&str; 5] =
     ["kvasir-checksum", "kvasir-transfer-core", "kvasir-blocks", "kvasir-log", "kvasir-placement"];
 
-/// What only some packages may bring in, at any depth, and why.
-const ONLY_IN: [(&str, &[&str], &str); 2] = [
-    (
-        "object_store",
-        &["kvasir-store-node", "kvasir-engine-reference", "kvasir"],
-        "bytes of the cache leave a host through its store node alone",
-    ),
-    // The default features of a library of object stores, or of reqwest, would bring it.
-    ("aws-lc-sys", &[], "there is one cryptography, ring, and it needs no CMake"),
+/// Libraries that no package is built with unless a feature or a cfg is selected, and why.
+const NEVER_BY_DEFAULT: [(&str, &str); 5] = [
+    ("object_store", "the quick start does without it; the feature `object-store` selects it"),
+    ("reqwest", "the quick start would compile a second HTTP client; tests may use it"),
+    ("gemm", "it compiles the kernels of four types that are not used; `gemm-f32` is enough"),
+    ("aws-lc-sys", "there is one cryptography, ring, and it needs no CMake"),
+    ("cudarc", "only `--cfg kvasir_cudarc` selects it (decision 62)"),
 ];
 
 /// Time, randomness, threads and the outside world are passed into a core.
@@ -114,11 +129,13 @@ const NOT_IN_A_CORE: [&str; 8] =
     ["tokio", "axum", "tonic", "nix", "libc", "rand", "reqwest", "mio"];
 
 /// Libraries that must be opened at run time, because a host may lack them.
-const NEVER_LINKED: [&str; 4] = ["openssl-sys", "native-tls", "rdma-sys", "cudarc"];
+const NEVER_LINKED: [&str; 3] = ["openssl-sys", "native-tls", "rdma-sys"];
 
 fn cargo(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO"))
         .args(arguments)
+        // The trees are those of an ordinary build, even if a cfg selects other packages for this one.
+        .env_remove("RUSTFLAGS")
         .current_dir(root())
         .output()
         .expect("cargo, which runs this test, can be started");
@@ -188,18 +205,89 @@ fn cores_depend_on_nothing_that_reaches_outside() {
 }
 
 #[test]
-fn some_libraries_are_brought_in_where_there_is_a_reason_for_them() {
+fn heavy_libraries_are_built_only_if_they_are_selected() {
     let mut complaints = Vec::new();
     for (package, _) in MAY_USE {
         let built = built_into(package);
-        for (library, allowed, why) in ONLY_IN {
-            if built.contains(library) && !allowed.contains(&package) {
+        assert!(built.contains(package), "the tree of {package} was read");
+        for (library, why) in NEVER_BY_DEFAULT {
+            if built.contains(library) {
                 complaints.push(format!("{package} is built with {library}: {why}"));
             }
         }
     }
-    assert!(built_into("kvasir-store-node").contains("object_store"), "the trees were read");
     assert_none("libraries", &complaints);
+}
+
+/// The names of crates that a text may use: every word in it.
+fn words(text: &str) -> BTreeSet<&str> {
+    text.split(|it: char| !it.is_alphanumeric() && it != '_').collect()
+}
+
+/// The files that a file has as modules by `#[path]`.
+fn included(file: &Path) -> Vec<PathBuf> {
+    let folder = root().join(file).parent().expect("a folder").to_owned();
+    let text = read(file);
+    let paths = text.lines().filter_map(|line| line.trim().strip_prefix("#[path = \""));
+    let paths = paths.filter_map(|rest| rest.strip_suffix("\"]"));
+    paths.map(|path| folder.join(path)).collect()
+}
+
+#[test]
+fn every_dependency_is_used() {
+    let sources = files(&[".rs"]);
+    let mut complaints = Vec::new();
+    for package in packages() {
+        let manifest = PathBuf::from(package["manifest_path"].as_str().expect("a manifest"));
+        // The files of the package, and those that its targets have elsewhere.
+        let mut roots = vec![manifest.parent().expect("a folder").to_owned()];
+        for target in package["targets"].as_array().into_iter().flatten() {
+            let path = Path::new(target["src_path"].as_str().expect("a path"));
+            let path = path.canonicalize().expect("a target has a file");
+            let is_alone = path.parent().is_some_and(|parent| parent.ends_with("benches"));
+            roots.push(if is_alone { path } else { path.parent().expect("a folder").to_owned() });
+        }
+        let mut texts = Vec::new();
+        for file in &sources {
+            if roots.iter().any(|it| root().join(file).starts_with(it)) {
+                texts.push(read(file));
+                texts.extend(included(file).iter().map(|file| read(file)));
+            }
+        }
+        let used: BTreeSet<&str> = texts.iter().flat_map(|text| words(text)).collect();
+        assert!(!used.is_empty(), "{} has sources", name(&package));
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let (from, to) = (name(&package), name(dependency));
+            let is_itself = from == to;
+            let renamed = dependency["rename"].as_str().unwrap_or(to).replace('-', "_");
+            if !is_itself && !used.contains(renamed.as_str()) {
+                complaints.push(format!("{from} does not use {to}"));
+            }
+        }
+    }
+    assert_none("unused dependencies", &complaints);
+}
+
+/// Decision 62: until `tests/gpu` has passed with it, cudarc is a choice of the builder's, for one package.
+#[test]
+fn cudarc_is_declared_by_one_package_and_under_its_cfg_alone() {
+    let mut complaints = Vec::new();
+    let mut declared = 0;
+    for package in packages() {
+        let dependencies = package["dependencies"].as_array().into_iter().flatten();
+        for dependency in dependencies.filter(|dependency| name(dependency) == "cudarc") {
+            let from = name(&package);
+            if from != "kvasir-cuda" || dependency["target"] != "cfg(kvasir_cudarc)" {
+                complaints.push(format!("{from} declares cudarc for {}", dependency["target"]));
+            }
+            if dependency["uses_default_features"] != false {
+                complaints.push(format!("{from} takes cudarc's default features"));
+            }
+            declared += 1;
+        }
+    }
+    assert_eq!(declared, 1, "the manifests were read");
+    assert_none("cudarc", &complaints);
 }
 
 #[test]
@@ -214,8 +302,8 @@ fn the_conductor_never_links_what_touches_cache_bytes() {
 }
 
 #[test]
-fn a_client_of_objects_does_not_link_the_daemon() {
-    for client in ["kvasir-client", "kvasir-client-c"] {
+fn clients_and_engines_do_not_link_the_daemon() {
+    for client in ["kvasir-client", "kvasir-client-c", "kvasir-engine-reference"] {
         let built = built_into(client);
         assert!(built.contains("kvasir-attach"), "the tree of {client} was read");
         assert!(!built.contains("kvasir-store-node"), "{client} is built with the daemon");

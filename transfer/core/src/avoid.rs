@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use kvasir_mutation::{Mutation, mutated};
+
 /// How long a way is avoided after its first failure; doubled after each that follows soon.
 pub const AVOIDED_US_MIN: u64 = 1_000_000;
 pub const AVOIDED_US_MAX: u64 = 64_000_000;
@@ -65,7 +67,9 @@ impl<K: Ord + Copy> Avoided<K> {
     /// The way had come up, and has failed since.
     pub fn broke(&mut self, way: K, now_us: u64) {
         let soon = self.failed_soon_before(way, now_us);
-        let for_us = if soon.is_some() { self.next_for_us(soon) } else { 0 };
+        let is_avoided = (soon.is_some() || mutated(Mutation::BrokenPathAvoidedAtOnce))
+            && !mutated(Mutation::BrokenPathNotAvoided);
+        let for_us = if is_avoided { self.next_for_us(soon) } else { 0 };
         self.avoid(way, for_us, now_us);
     }
 
@@ -73,7 +77,10 @@ impl<K: Ord + Copy> Avoided<K> {
     fn failed_soon_before(&self, way: K, now_us: u64) -> Option<Failed> {
         let former = self.failed.get(&way).copied();
         let long_us = |former: &Failed| former.for_us.max(self.patience.forgiven_us_min);
-        former.filter(|former| now_us < former.until_us.saturating_add(long_us(former)))
+        former.filter(|former| {
+            now_us < former.until_us.saturating_add(long_us(former))
+                || mutated(Mutation::FlappingPathNeverForgiven)
+        })
     }
 
     fn avoid(&mut self, way: K, for_us: u64, now_us: u64) {
@@ -83,7 +90,10 @@ impl<K: Ord + Copy> Avoided<K> {
                 self.failed.remove(&first);
             }
         }
-        self.failed.insert(way, Failed { for_us, until_us: now_us.saturating_add(for_us) });
+        let for_us = if mutated(Mutation::FailedPathNotAvoided) { 0 } else { for_us };
+        let is_forever = mutated(Mutation::FailedPathNeverRetried);
+        let until_us = if is_forever { u64::MAX } else { now_us.saturating_add(for_us) };
+        self.failed.insert(way, Failed { for_us, until_us });
     }
 
     /// What is held against a way now, to be put back when what comes turns out to be no fault of its own.

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeSet;
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::close::{CloseVerdict, PathIndex};
 use crate::op::Body;
 use crate::outcome::WriteError;
@@ -40,7 +42,8 @@ impl<P: Clone, C> Sender<P, C> {
         let mut frames = path.wire.drain();
         for frame in frames.iter_mut().filter(|frame| frame.has_pin) {
             // Whatever is sent again comes behind what others have put there meanwhile.
-            let was_posted = std::mem::take(&mut frame.is_posted);
+            let was_posted =
+                !mutated(Mutation::OrderKeptAfterFailover) && std::mem::take(&mut frame.is_posted);
             if let Some(op) = self.ops.get_mut(frame.op) {
                 op.posted -= usize::from(was_posted);
                 op.is_loose = true;
@@ -49,6 +52,8 @@ impl<P: Clone, C> Sender<P, C> {
         let request = path.request(index, &frames);
         let (places, through, was_asked) = (path.places(), None, false);
         let (ledger, rail) = (path.ledger, path.limits.rail);
+        let is_early = mutated(Mutation::ResendBeforePathClosed);
+        let resent_early = if is_early { std::mem::take(&mut frames) } else { Vec::new() };
         let closing = Closing { frames, ledger, rail, places, request, through, was_asked };
         session.closing.insert(index, closing);
         if session.closing.len() > CLOSING_MAX {
@@ -57,6 +62,7 @@ impl<P: Clone, C> Sender<P, C> {
         if session.paths.is_empty() {
             session.pathless_us = now_us;
         }
+        resent_early.iter().for_each(|frame| self.frame_missed(frame));
         self.ask_about_closing(id, now_us);
     }
 
@@ -104,6 +110,9 @@ impl<P: Clone, C> Sender<P, C> {
             let imm = frame.entry.map(|entry| closing.ledger.imm(entry));
             match verdict.fate(frame, imm) {
                 Fate::Landed => self.frame_settled(*frame, Settled::Landed),
+                Fate::Missed if mutated(Mutation::ResendLeftOut) => {
+                    self.frame_settled(*frame, Settled::Landed);
+                }
                 Fate::Missed => self.frame_missed(frame),
                 Fate::Unknown => self.frame_failed(frame, WriteError::PeerGone),
             }
@@ -115,7 +124,7 @@ impl<P: Clone, C> Sender<P, C> {
     pub(crate) fn frame_missed(&mut self, frame: &OnWire) {
         let Some(op) = self.ops.get_mut(frame.op) else { return };
         let draining = op.group().is_some_and(|group| self.groups.is_draining(group));
-        if op.stopped || draining {
+        if (op.stopped || draining) && !mutated(Mutation::EndedOperationResent) {
             self.frame_failed(frame, WriteError::Cancelled);
             return;
         }

@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::outcome::{Outcome, WriteError};
 
 #[derive(Debug)]
@@ -76,11 +78,11 @@ impl<C> Groups<C> {
     /// Waits for the group's end. Returns at once who waited when there is nothing to wait for.
     pub(crate) fn drain(&mut self, group: u64, waiter: C) -> (Vec<C>, Outcome) {
         match self.live.get_mut(&group) {
-            Some(live) => {
+            Some(live) if !mutated(Mutation::DrainedTooEarly) => {
                 live.draining.push(waiter);
                 self.settle(group)
             }
-            None => (vec![waiter], self.verdict(group)),
+            _ => (vec![waiter], self.verdict(group)),
         }
     }
 

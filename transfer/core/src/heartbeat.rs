@@ -6,6 +6,8 @@
 //! several paths, or its peer's host still takes connections, after the grace of a session without paths
 //! besides (see [`crate::sender::Limits`]).
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::close::PathIndex;
 use crate::path::Path;
 use crate::sender::{Action, Sender};
@@ -82,6 +84,7 @@ impl Path {
 
     /// When it is given up, unless the peer shows life before.
     pub(crate) fn silent_us(&self, is_owed: bool, peer_timeout_us: u64, beats: Heartbeats) -> u64 {
+        let is_owed = is_owed && !mutated(Mutation::SilentPathKept);
         let owed_us =
             if is_owed { self.heard_us.saturating_add(peer_timeout_us) } else { u64::MAX };
         let asked_us = self.asked_us.map_or(u64::MAX, |asked_us| {

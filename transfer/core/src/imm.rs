@@ -15,6 +15,8 @@ mod idle;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+use kvasir_mutation::{Mutation, mutated};
+
 use self::former::Former;
 use self::idle::{Idle, Place};
 use crate::close::Counted;
@@ -238,9 +240,16 @@ impl<C> ImmTable<C> {
 
     /// Forgets a counter in any state. Returns who waited.
     pub fn cancel(&mut self, imm: u32) -> Option<C> {
+        if mutated(Mutation::ReachedAfterCancel)
+            && matches!(self.counters.get(&imm)?.state, State::Waiting { .. })
+        {
+            return None;
+        }
         let counter = self.counters.remove(&imm)?;
         for share in &counter.shares {
-            self.former.remember(share, imm);
+            if !mutated(Mutation::CancelledCountsForgotten) {
+                self.former.remember(share, imm);
+            }
         }
         match counter.state {
             State::Waiting { waiter, .. } => Some(waiter),
@@ -258,7 +267,8 @@ impl<C> ImmTable<C> {
         for counted in asked {
             let (fate, surplus) = self.fate(path, counted);
             if let (Fate::TakenBack, Some(counter)) = (fate, self.counters.get_mut(&counted.imm)) {
-                counter.fold(path, surplus.min(counter.through(path)));
+                let is_kept = mutated(Mutation::DiscardOmitted);
+                counter.fold(path, if is_kept { 0 } else { surplus.min(counter.through(path)) });
             }
             fates.push((counted.imm, fate));
         }
@@ -273,7 +283,8 @@ impl<C> ImmTable<C> {
     fn fate(&self, path: PathId, counted: &Counted) -> (Fate, u64) {
         let counter = self.counters.get(&counted.imm);
         if counter.is_some_and(Counter::is_reached) {
-            return (Fate::Landed, 0);
+            let is_discarded = mutated(Mutation::DiscardAfterReached);
+            return (if is_discarded { Fate::TakenBack } else { Fate::Landed }, 0);
         }
         let Some(former) = self.former.count(path, counted.imm) else { return (Fate::Unknown, 0) };
         let arrived = former + counter.map_or(0, |counter| counter.through(path));
@@ -288,7 +299,7 @@ impl<C> ImmTable<C> {
 
     /// An expectation that has run out; its counter is forgotten. To be called until `None`.
     pub fn poll_expired(&mut self, now_us: u64) -> Option<C> {
-        if now_us >= self.earliest_deadline_us {
+        if now_us >= self.earliest_deadline_us && !mutated(Mutation::ExpectationsNotExpired) {
             self.find_expired(now_us);
         }
         while let Some(imm) = self.expiring.pop() {
@@ -359,7 +370,9 @@ impl<C> ImmTable<C> {
             let counter = entry.get_mut();
             let is_reached = counter.is_reached();
             // What others have put into an early counter is not its maker's to lose.
-            let lost = |share: &mut Share| is_reached || share.maker == payer;
+            let lost = |share: &mut Share| {
+                is_reached || share.maker == payer || mutated(Mutation::CountsOfOthersForgotten)
+            };
             for share in counter.shares.extract_if(.., lost) {
                 self.former.remember(&share, imm);
             }

@@ -3,6 +3,8 @@
 //! puts pass after as many: neither waits for the end of the other. Whichever path has room is asked, so unequal paths
 //! get their unequal shares.
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::close::PathIndex;
 use crate::op::{Body, Done, Op, OpId};
 use crate::path::{OnWire, Part, Path};
@@ -67,7 +69,8 @@ enum Share {
 impl Path {
     /// Whose turn it is on this path, and then the others.
     fn shares(&self) -> [Share; 2] {
-        let others_first = self.ahead_bytes >= self.limits.slice_bytes;
+        let others_first = self.ahead_bytes >= self.limits.slice_bytes
+            && !mutated(Mutation::PutsBeforeAllOtherWrites);
         let shares = [Share::Signalled, Share::Other];
         if others_first { [shares[1], shares[0]] } else { shares }
     }
@@ -79,6 +82,8 @@ impl Path {
         let cost_bytes = bytes.max(slice_bytes.div_ceil(SHORT_IN_A_ROW_MAX));
         self.ahead_bytes = match share {
             Share::Signalled => self.ahead_bytes.saturating_add(cost_bytes),
+            Share::Other if mutated(Mutation::OtherWritesBeforePuts) => u64::MAX,
+            Share::Other if mutated(Mutation::ShortWriteCostsASlice) => 0,
             Share::Other => self.ahead_bytes.saturating_sub(cost_bytes),
         };
         self.ahead_bytes = self.ahead_bytes.min(slice_bytes.saturating_mul(2));
@@ -161,7 +166,8 @@ impl<P: Clone, C> Sender<P, C> {
         }
         // Worn out. When nothing is on it any more, nothing has to be asked about it; and as long as nobody needs
         // another one in its place, its end would be the end of the session.
-        if path.wire.outstanding == 0 && !self.is_idle(id) {
+        let ends_idle = mutated(Mutation::WornPathEndsIdleSession);
+        if path.wire.outstanding == 0 && (ends_idle || !self.is_idle(id)) {
             if let Some(path) = self.path(id, index) {
                 path.given_up = true;
             }
@@ -279,8 +285,10 @@ impl<P: Clone, C> Sender<P, C> {
         loop {
             let Some(session) = self.sessions.get_mut(&id) else { return };
             let Some(op_id) = session.pinned.front().copied() else { return };
+            let stays = mutated(Mutation::PutsStayOnUnsuitablePath);
+            let leaves = mutated(Mutation::LaterPutsLeaveToo) && session.aside.len() > 0;
             match self.ops.running(op_id) {
-                Some(op) if session.has_place(op) => return,
+                Some(op) if stays || (session.has_place(op) && !leaves) => return,
                 Some(_) => self.leave_order(id, op_id),
                 None => drop(session.pinned.pop_front()),
             }
@@ -368,13 +376,16 @@ impl<P: Clone, C> Sender<P, C> {
                 Sliced::Slice { start } => {
                     let whole = shape.piece(cut.write).map_or(0, |piece| piece.bytes);
                     op.split.entry(cut.write).or_insert(whole);
-                    (Part::Slice { start, bytes }, None, None)
+                    let imm = imm.filter(|_| mutated(Mutation::ImmOnSlices));
+                    (Part::Slice { start, bytes }, imm, None)
                 }
             };
             let offset = cut.piece.target_offset;
             let kind = FrameKind::Write { target: *target, offset, imm, checksum };
             self.throttle.sent(now_us, bytes);
-            let pin = op.pin.filter(|_| matches!(queue, Queue::Pinned));
+            let is_ordered =
+                matches!(queue, Queue::Pinned) || mutated(Mutation::OrderAssumedOnOtherPath);
+            let pin = op.pin.filter(|_| is_ordered);
             let (op, write) = (op_id, cut.write);
             return Found::Draft(Draft { op, write, part, kind, source_offset, bytes, pin });
         }

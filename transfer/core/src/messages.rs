@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use kvasir_mutation::{Mutation, mutated};
+
 /// A sender has no message under way whose id is so far behind its newest. So much is remembered here.
 pub(crate) const WINDOW: u64 = 65_536;
 
@@ -18,7 +20,9 @@ impl MessageWindow {
         if self.has(id) {
             return false;
         }
-        self.delivered.insert(id);
+        if !mutated(Mutation::MessageDeliveredTwice) {
+            self.delivered.insert(id);
+        }
         let newest_floor = id.saturating_sub(WINDOW - 1);
         if newest_floor > self.floor {
             self.floor = newest_floor;

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::outcome::WriteError;
 use crate::plan::{Cutter, Shape};
 use crate::rails::Rails;
@@ -159,7 +161,7 @@ impl<P, C> Op<P, C> {
     pub(crate) fn slice_landed(&mut self, write: usize, bytes: u64) -> bool {
         let Some(left) = self.split.get_mut(&write) else { return false };
         *left -= bytes;
-        if *left > 0 {
+        if *left > 0 && !mutated(Mutation::SealBeforeAllSlices) {
             return false;
         }
         self.split.remove(&write);

@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::close::{CloseRequest, Counted, PathIndex};
 use crate::op::OpId;
 use crate::rails::Rail;
@@ -101,6 +103,7 @@ impl Path {
         }
         let counted = undecided.into_iter().map(|(entry, undecided)| {
             let (imm, landed) = self.ledger.entries[entry];
+            let landed = if mutated(Mutation::AcknowledgedCountsOmitted) { 0 } else { landed };
             Counted { imm, landed, undecided }
         });
         CloseRequest { path: index, counted: counted.collect(), messages }

@@ -3,6 +3,8 @@
 //! bytes) carries the immediate and the checksum of the whole. Paths differ in `slice_bytes`, so the
 //! slices of one write may differ in length.
 
+use kvasir_mutation::{Mutation, mutated};
+
 /// One side of a paged write: page `i` lies at `offset + indices[i] * stride`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pages {
@@ -156,7 +158,8 @@ impl Cutter {
         let write = self.write;
         let piece = shape.piece(write)?;
         let start = self.sliced_bytes;
-        if start == 0 && piece.bytes <= slice_bytes {
+        let whole_max_bytes = slice_bytes - u64::from(mutated(Mutation::ShortWriteIsSplit));
+        if start == 0 && piece.bytes <= whole_max_bytes {
             self.write += 1;
             return Some(Cut { write, piece, sliced: Sliced::Whole });
         }

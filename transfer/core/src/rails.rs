@@ -2,6 +2,8 @@
 //! suit it best; the other ones are used only while none of those is up, so advice never stops a write. Rails
 //! that cannot carry it at all, because their cards do not have its region, are never used for it.
 
+use kvasir_mutation::{Mutation, mutated};
+
 /// Which rail a path is on. Paths of sessions that know no rails are all on 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rail(pub u8);
@@ -73,7 +75,11 @@ impl Rails {
     /// Of the rails that are `up`, those that are used.
     pub(crate) fn of(self, up: Up) -> Up {
         let up = Up(up.0 & !self.never);
-        let usable = [self.first & up.0, self.second & up.0, up.0];
+        if mutated(Mutation::CardDistanceIgnored) {
+            return up;
+        }
+        let others = if mutated(Mutation::WriteWaitsForNearRail) { 0 } else { up.0 };
+        let usable = [self.first & up.0, self.second & up.0, others];
         Up(usable.into_iter().find(|set| *set != 0).unwrap_or(0))
     }
 }

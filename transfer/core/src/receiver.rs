@@ -9,6 +9,8 @@
 
 use std::collections::BTreeMap;
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::close::{CloseRequest, CloseVerdict, PathIndex};
 use crate::imm::{Fate, ImmTable, Maker, PathId};
 use crate::messages::MessageWindow;
@@ -191,6 +193,9 @@ impl<C> Receiver<C> {
                 Some(Closed { askers, index, verdict })
             }
             _ => {
+                if mutated(Mutation::EndedPathClosedAtOnce) {
+                    self.imms.close_path(path, &[]);
+                }
                 self.forget_left_behind();
                 None
             }
@@ -204,7 +209,7 @@ impl<C> Receiver<C> {
             .map(|(incarnation, session)| (session.last_use, *incarnation, session.numbers()))
             .collect();
         let mut numbers: usize = gone.iter().map(|(_, _, numbers)| numbers).sum();
-        if numbers <= LEFT_BEHIND_MAX {
+        if numbers <= LEFT_BEHIND_MAX || mutated(Mutation::DisconnectedSessionsUnbounded) {
             return;
         }
         gone.sort_unstable();
@@ -265,6 +270,9 @@ impl<C> Receiver<C> {
         match session.paths.get_mut(&request.path) {
             Some(PathState::Open(path)) => {
                 let (path, index) = (*path, request.path);
+                if mutated(Mutation::NoDrainBeforeDiscard) {
+                    return Asked::Answer(session.close(path, &request, &mut self.imms));
+                }
                 let draining = PathState::Draining { path, request, askers: vec![asker] };
                 session.paths.insert(index, draining);
                 Asked::Drain(path)
@@ -363,10 +371,17 @@ impl PeerSession {
         verdict.delivered = delivered.collect();
         // One that is named twice was delivered once.
         verdict.delivered.sort_unstable();
-        verdict.delivered.dedup();
+        if !mutated(Mutation::DeliveredNotDeduplicated) {
+            verdict.delivered.dedup();
+        }
         self.answered += numbers_in(&verdict);
-        self.paths.insert(request.path, PathState::Closed(verdict.clone()));
-        while self.answered > ANSWERED_MAX && self.forget_one(imms).is_ok() {}
+        let closed = PathState::Closed(verdict.clone());
+        let is_forgotten = mutated(Mutation::VerdictNotRemembered);
+        self.paths.insert(request.path, if is_forgotten { PathState::Ended(path) } else { closed });
+        while !mutated(Mutation::AnswersUnbounded)
+            && self.answered > ANSWERED_MAX
+            && self.forget_one(imms).is_ok()
+        {}
         verdict
     }
 

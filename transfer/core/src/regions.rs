@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::outcome::Refusal;
 
 /// The region that a frame names.
@@ -62,10 +64,14 @@ impl<M> RegionTable<M> {
     /// # Errors
     /// The reason why not.
     pub fn check(&self, target: Target, offset: u64, bytes: u64) -> Result<&M, Refusal> {
-        if target.incarnation != self.incarnation {
+        if target.incarnation != self.incarnation && !mutated(Mutation::IncarnationNotChecked) {
             return Err(Refusal::StaleIncarnation);
         }
-        let Some(region) = self.live.get(&target.key) else {
+        let mut region = self.live.get(&target.key);
+        if mutated(Mutation::KeyNotChecked) && !self.revoked.contains(&target.key) {
+            region = region.or(self.live.values().next());
+        }
+        let Some(region) = region else {
             let revoked = self.revoked.contains(&target.key);
             return Err(if revoked { Refusal::Revoked } else { Refusal::UnknownRegion });
         };
@@ -85,6 +91,7 @@ impl<M> RegionTable<M> {
 pub fn check_bounds(length_bytes: u64, offset: u64, bytes: u64) -> Result<(), Refusal> {
     match offset.checked_add(bytes) {
         Some(end) if end <= length_bytes => Ok(()),
+        Some(_) if mutated(Mutation::BoundsNotChecked) && offset > 0 => Ok(()),
         _ => Err(Refusal::OutOfBounds),
     }
 }

@@ -14,6 +14,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::close::{CloseRequest, PathIndex};
 use crate::groups::Groups;
 use crate::heartbeat::Heartbeats;
@@ -231,7 +233,9 @@ impl<P: Clone, C> Sender<P, C> {
     /// it, it is taken out here, before it is more than what has not ended.
     pub(crate) fn sweep_if_crowded(&mut self, id: SessionId) {
         let Sender { sessions, ops, .. } = self;
-        if let Some(session) = sessions.get_mut(&id).filter(|session| session.is_crowded()) {
+        if let Some(session) = sessions.get_mut(&id).filter(|session| session.is_crowded())
+            && !mutated(Mutation::EndedOperationsNotSwept)
+        {
             session.sweep(|op| ops.is_running(op));
         }
     }
@@ -335,7 +339,8 @@ impl<P: Clone, C> Sender<P, C> {
         let Some(frame) = self.path(id, path).and_then(|of| of.wire.get_mut(sequence)) else {
             return;
         };
-        if !frame.has_pin || std::mem::replace(&mut frame.is_posted, true) {
+        let is_ordered = frame.has_pin || mutated(Mutation::OrderAssumedOnResend);
+        if !is_ordered || std::mem::replace(&mut frame.is_posted, true) {
             return;
         }
         let op = frame.op;
@@ -394,7 +399,8 @@ impl<P: Clone, C> Sender<P, C> {
         }
         self.next_check_us = now_us + CHECK_INTERVAL_US;
         if now_us >= self.earliest_deadline_us {
-            for id in self.ops.ids(|op| op.done.is_some() && op.deadline_us <= now_us) {
+            let is_over = |op: &Op<P, C>| op.done.is_some() && op.deadline_us <= now_us;
+            for id in self.ops.ids(|op| is_over(op) && !mutated(Mutation::DeadlinesIgnored)) {
                 self.run_out(id);
             }
             self.batches_run_out(now_us);
@@ -461,7 +467,7 @@ impl<P: Clone, C> Sender<P, C> {
                     seal = op.slice_landed(frame.write, bytes);
                     op.queued += usize::from(seal);
                     // Seals have no pin, and may have to wait for another path: nobody waits in line behind one.
-                    op.is_loose |= seal;
+                    op.is_loose |= seal && !mutated(Mutation::SealBlocksSignals);
                 }
             }
             // What is wrong with one page need not be wrong with the next.
@@ -497,7 +503,8 @@ impl<P: Clone, C> Sender<P, C> {
 
     pub(crate) fn finish_if_over(&mut self, id: OpId) {
         let Some(op) = self.ops.get_mut(id) else { return };
-        if op.frames > 0 || !op.is_issued() {
+        let is_forgotten = mutated(Mutation::UndecidedFramesForgotten) && op.stopped;
+        if (op.frames > 0 && !is_forgotten) || !op.is_issued() {
             return;
         }
         let Some(op) = self.ops.remove(id) else { return };

@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::close::{CloseRequest, PathIndex};
 use crate::messages::WINDOW;
 use crate::op::{Op, OpId};
@@ -154,7 +156,8 @@ impl Session {
         seals.next(|class| {
             let reorders = |(rail, places): (Rail, bool)| !places && class.rails.may(rail);
             let is_in_place = class.must_be_placed || !others.clone().any(reorders);
-            class.rails.may(rail) && (is_in_place || !places)
+            let may_seal = is_in_place || !places || mutated(Mutation::SealedByAnotherPath);
+            class.rails.may(rail) && may_seal
         })
     }
 
@@ -180,7 +183,11 @@ impl Session {
     /// of them.
     pub(crate) fn may_pin<P, C>(&mut self, index: PathIndex, first: &Op<P, C>) -> bool {
         if self.pinned_path.is_none() && self.carries(index, first) {
-            let rails = Rails::only(used(&self.paths, Rails::ANY).without(self.kept_off(first)));
+            let kept_off = self.kept_off(first);
+            let mut rails = Rails::only(used(&self.paths, Rails::ANY).without(kept_off));
+            if mutated(Mutation::FirstPutChoosesPath) {
+                rails = Rails::ANY.without(kept_off);
+            }
             let may = may_take(&self.paths, rails, index);
             self.pinned_path = Some(index).filter(|_| may);
         }
@@ -194,13 +201,16 @@ impl Session {
             return self.carries(index, first);
         }
         let best = used(&self.paths, Rails::ANY);
-        best.is_empty() || !best.without(self.kept_off(first)).is_empty()
+        best.is_empty()
+            || mutated(Mutation::FirstPutChoosesPath)
+            || !best.without(self.kept_off(first)).is_empty()
     }
 
     fn carries<P, C>(&self, index: PathIndex, op: &Op<P, C>) -> bool {
         let Some(path) = self.paths.get(&index) else { return false };
         let is_carried = !self.unsuited.of(&op.body).contains(path.limits.rail);
-        is_carried && (path.places() || !op.must_be_placed())
+        let is_placed = path.places() || mutated(Mutation::SignalStaysWithoutPlacement);
+        is_carried && (is_placed || !op.must_be_placed())
     }
 
     /// The rails that do not carry the operation: they do not have its region, or it must be placed, and none of
@@ -222,7 +232,8 @@ impl Session {
         let outstanding = self.paths.values().any(|path| path.wire.outstanding > 0);
         let is_waited_for = outstanding || self.batches > 0 || !self.closing.is_empty();
         // What has ended may lie where no path looks.
-        self.was_up && !is_waited_for && !self.waiting().any(is_running)
+        let is_busy = |op| is_running(op) || mutated(Mutation::EndedOperationKeepsSessionBusy);
+        self.was_up && !is_waited_for && !self.waiting().any(is_busy)
     }
 
     /// Whose messages and frames wait to be put on a path, once for each of them.
@@ -292,7 +303,7 @@ fn may_take(paths: &BTreeMap<PathIndex, Path>, rails: Rails, index: PathIndex) -
     let least_bytes = of_used.map(|path| path.wire.outstanding_bytes).min().unwrap_or(0);
     // By no more than one slice: less, and short writes would change the path all the time.
     let is_ahead = own.wire.outstanding_bytes >= least_bytes + own.limits.slice_bytes;
-    used.contains(own.limits.rail) && !is_ahead
+    used.contains(own.limits.rail) && (!is_ahead || mutated(Mutation::SlicesNotSpread))
 }
 
 /// Whether it may take what belongs to the class.

@@ -7,6 +7,8 @@
 
 use std::collections::BTreeMap;
 
+use kvasir_mutation::{Mutation, mutated};
+
 /// Endpoints by the order of their coming. How many there may be is for its owner to say.
 #[derive(Debug)]
 pub struct Sieve<K> {
@@ -76,7 +78,7 @@ impl<K: Ord + Copy> Sieve<K> {
             };
             self.hand = serial + 1;
             let Some(last_us) = used_us(kept.key) else { continue };
-            if last_us > kept.used_us {
+            if last_us > kept.used_us && !mutated(Mutation::UsedEndpointEvicted) {
                 kept.used_us = last_us;
                 continue;
             }

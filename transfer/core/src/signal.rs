@@ -17,6 +17,8 @@ mod ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::{NonZeroU32, NonZeroUsize};
 
+use kvasir_mutation::{Mutation, mutated};
+
 pub use ordering::{Fallback, Ordering};
 
 /// Transfers of one plan, at most: what is planned at once is one layer or one step, not a queue.
@@ -291,7 +293,8 @@ fn push_signals(plan: &mut Plan, transfers: &[Transfer], group: &[usize], option
     for &index in group {
         let Transfer { peer, signal, .. } = transfers[index];
         let mut request = request(index, peer, options.queue_pairs, Work::Signal(signal));
-        request.fenced = options.ordered_by == OrderedBy::Nic && fenced.insert(peer);
+        let is_fenced = options.ordered_by == OrderedBy::Nic && fenced.insert(peer);
+        request.fenced = is_fenced && !mutated(Mutation::SignalFenceOmitted);
         plan.steps.push(Step::Post(request));
     }
 }
@@ -300,6 +303,7 @@ fn push_signals(plan: &mut Plan, transfers: &[Transfer], group: &[usize], option
 /// waits are pinned as well, for a signal then follows its puts through the same queue of the
 /// receiving NIC, and plans differ in their fences only.
 fn request(transfer: usize, peer: Peer, queue_pairs: NonZeroU32, work: Work) -> Request {
-    let queue_pair = QueuePair(peer.0 % queue_pairs);
+    let is_moved = mutated(Mutation::PeerOnTwoQueuePairs) && matches!(work, Work::Signal(_));
+    let queue_pair = QueuePair((peer.0 + u32::from(is_moved)) % queue_pairs);
     Request { transfer, peer, queue_pair, work, fenced: false, awaited: false }
 }

@@ -13,6 +13,8 @@
 
 use std::collections::BTreeMap;
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::op::{Body, Done, Op, OpId, Operation};
 use crate::outcome::{Outcome, WriteError};
 use crate::path::Path;
@@ -245,6 +247,9 @@ impl<P: Clone, C> Sender<P, C> {
 
     /// Nothing of the group is begun any more.
     pub(crate) fn batches_drained(&mut self, group: u64) {
+        if mutated(Mutation::BatchNotCancelledByDrain) {
+            return;
+        }
         for id in self.batch_ids(|batch| batch.group == group) {
             self.give_up_batch(id, WriteError::Cancelled, |_| true);
         }
@@ -292,6 +297,8 @@ impl<P: Clone, C> Sender<P, C> {
         let Some(batch) = self.batches.get_mut(&id) else { return };
         let Batch { transfers, runs, .. } = batch;
         let transfer = &mut transfers[transfer];
+        let is_missed = mutated(Mutation::SignalAfterFailedPut) && transfer.signal != Stage::Ended;
+        let outcome = if is_missed { Ok(()) } else { outcome };
         self.batches_due.insert((id, transfer.run));
         transfer.puts_left -= 1;
         if transfer.is_awaited {
@@ -370,6 +377,10 @@ impl<P: Clone, C> Sender<P, C> {
         let Some(batch) = batches.get_mut(&id) else { return };
         let Batch { transfers, runs, mode, ordered_by, .. } = batch;
         let run = &mut runs[run];
+        let is_up = |of| sessions.get(of).is_some_and(|of: &Session| !of.paths.is_empty());
+        if mutated(Mutation::BatchWaitsForLastPeer) && !batch.sessions.keys().all(is_up) {
+            return;
+        }
         // Not before it has a path again, if its paths have all failed meanwhile.
         let path = sessions.get(&run.session).and_then(Session::orders_least);
         let Some(limits) = path.map(|path| path.limits).filter(|_| run.steps.is_none()) else {
@@ -383,6 +394,9 @@ impl<P: Clone, C> Sender<P, C> {
         let options = Options { mode: *mode, ordered_by: *ordered_by, ordering, queue_pairs };
         let (plan, told) = match signal::plan_apart(&of_plan, &groups, options) {
             Planned::Signals(plan) => (plan, Ok(())),
+            Planned::Counters { plan, .. } if mutated(Mutation::CountingFallbackNotReported) => {
+                (plan, Ok(()))
+            }
             Planned::Counters { plan, reason } => (plan, Err(reason)),
         };
         for at in &run.transfers {
@@ -393,10 +407,13 @@ impl<P: Clone, C> Sender<P, C> {
 
     /// Up to the next wait that is not over.
     fn next_request(&mut self, id: u64, at: usize) -> Option<Request> {
-        let run = self.batches.get_mut(&id)?.runs.get_mut(at)?;
+        let runs = &mut self.batches.get_mut(&id)?.runs;
+        let others_await =
+            mutated(Mutation::PeersWaitForEachOther) && runs.iter().any(|run| run.awaiting > 0);
+        let run = runs.get_mut(at)?;
         let steps = run.steps.as_mut()?;
         loop {
-            if run.is_waiting && run.awaiting > 0 {
+            if run.is_waiting && (run.awaiting > 0 || others_await) {
                 return None;
             }
             match steps.next()? {
@@ -491,7 +508,7 @@ impl<P: Clone, C> Sender<P, C> {
     pub(crate) fn may_signal(&mut self, part: PartOf, keeps_order: bool) -> bool {
         let Some(batch) = self.batches.get(&part.batch) else { return false };
         let transfer = &batch.transfers[part.transfer];
-        if transfer.puts_left == 0 {
+        if transfer.puts_left == 0 || mutated(Mutation::SignalBeforeItsPuts) {
             return true;
         }
         let ops = &mut self.ops;
@@ -517,7 +534,7 @@ impl<P: Clone, C> Sender<P, C> {
         {
             let transfer = &mut batch.transfers[part.transfer];
             transfer.is_aside = true;
-            if transfer.puts_left > 0 {
+            if transfer.puts_left > 0 && !mutated(Mutation::UnorderedSignalBeforeItsPuts) {
                 return;
             }
         }
@@ -528,7 +545,9 @@ impl<P: Clone, C> Sender<P, C> {
         let kind = self.ops.running(op_id).and_then(|op| op.kind(Rails::ANY));
         if let (Some(session), Some(kind)) = (self.sessions.get_mut(&id), kind) {
             session.push_aside(op_id, kind);
-            self.actions.push_back(Action::Offer(id));
+            if !mutated(Mutation::UnpinnedOperationNotOffered) {
+                self.actions.push_back(Action::Offer(id));
+            }
         }
     }
 
@@ -598,7 +617,7 @@ impl Path {
 
     /// Whether what is acknowledged is in place for who polls memory.
     pub(crate) fn places(&self) -> bool {
-        self.limits.ordering != Ordering::None
+        self.limits.ordering != Ordering::None || mutated(Mutation::SignalWithoutPlacement)
     }
 }
 

@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::close::PathIndex;
 use crate::op::Body;
 use crate::path::OnWire;
@@ -31,7 +33,12 @@ impl Unsuited {
             return None;
         }
         let is_full = self.order.len() >= REGIONS_MAX;
-        let oldest = if is_full { self.order.pop_front() } else { None };
+        let newest_goes = mutated(Mutation::NewestRegionForgottenFirst);
+        let oldest = match is_full {
+            true if newest_goes => self.order.pop_back(),
+            true => self.order.pop_front(),
+            false => None,
+        };
         if let Some(oldest) = oldest {
             self.rails.remove(&oldest);
         }
@@ -83,6 +90,8 @@ impl<P: Clone, C> Sender<P, C> {
         let rail = path.limits.rail;
         let taken: Vec<OnWire> =
             sequences.iter().filter_map(|sequence| path.wire.settle(*sequence)).collect();
+        let is_missed = mutated(Mutation::RegionRetriedOnSameRail);
+        let rail = if is_missed { Rail::LAST } else { rail };
         let forgotten = session.unsuited.learn(target, rail);
         forgotten.into_iter().chain([target]).for_each(|target| session.sort_anew(target));
         for mut frame in taken {

@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::rails::{Rails, Up};
 use crate::regions::Target;
 
@@ -148,7 +150,8 @@ impl<T> Waiting<T> {
             let class = kind.class(unsuited);
             let former = std::mem::replace(&mut queue.class, class);
             let first = queue.things.front().map(|(number, _)| (*number, *kind));
-            moved.extend(first.filter(|_| former != class).map(|named| (former, class, named)));
+            let is_moved = former != class && !mutated(Mutation::WaitingNotRequeued);
+            moved.extend(first.filter(|_| is_moved).map(|named| (former, class, named)));
         }
         for (former, class, named) in moved {
             self.leave(former, named);

@@ -137,12 +137,12 @@ impl AddressVector {
 }
 
 impl VectorInner {
-    pub fn domain(&self) -> &Arc<DomainInner> {
+    pub(crate) fn domain(&self) -> &Arc<DomainInner> {
         &self.domain
     }
 
     /// Which it is among those that are open.
-    pub fn place(&self) -> neighbours::Vector {
+    pub(crate) fn place(&self) -> neighbours::Vector {
         neighbours::Vector(self.raw.as_ptr().addr())
     }
 

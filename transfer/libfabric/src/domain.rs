@@ -122,28 +122,28 @@ impl Domain {
 impl DomainInner {
     /// Serialises a call, where the provider does not. Nothing that may call again, and nothing of
     /// the user's, runs under it.
-    pub fn enter(&self) -> Option<MutexGuard<'_, ()>> {
+    pub(crate) fn enter(&self) -> Option<MutexGuard<'_, ()>> {
         self.serial.as_ref().map(lock)
     }
 
-    pub fn library(&self) -> Library {
+    pub(crate) fn library(&self) -> Library {
         self.fabric.0.library
     }
 
-    pub fn failure(&self, call: &'static str, result: impl Into<i64>) -> Failure {
+    pub(crate) fn failure(&self, call: &'static str, result: impl Into<i64>) -> Failure {
         self.library().failure(call, result)
     }
 
-    pub fn fabric_ptr(&self) -> *mut fid_fabric {
+    pub(crate) fn fabric_ptr(&self) -> *mut fid_fabric {
         self.fabric.0.raw.as_ptr()
     }
 
     /// An endpoint opens whose provider copies what arrives: see [`Placing`].
-    pub fn software_endpoint_opened(&self) {
+    pub(crate) fn software_endpoint_opened(&self) {
         lock(&self.placing).endpoints += 1;
     }
 
-    pub fn software_endpoint_closed(&self) {
+    pub(crate) fn software_endpoint_closed(&self) {
         let mut placing = lock(&self.placing);
         placing.endpoints -= 1;
         let free =
@@ -155,7 +155,7 @@ impl DomainInner {
 
     /// Takes over the memory of a region that was closed. Whether nothing can be placed into it any
     /// more; otherwise it is held until that is so.
-    pub fn retire(&self, memory: Owner) -> bool {
+    pub(crate) fn retire(&self, memory: Owner) -> bool {
         let mut placing = lock(&self.placing);
         if placing.endpoints > 0 {
             placing.held.push(memory);
@@ -219,7 +219,7 @@ impl Keys {
     }
 
     /// `None` when all are used up.
-    pub fn next(&mut self) -> Option<u64> {
+    pub(crate) fn next(&mut self) -> Option<u64> {
         // The mask is also how many more there are after the first.
         if self.given > self.mask || self.given == u64::MAX {
             return None;

@@ -28,26 +28,26 @@ macro_rules! through {
     }};
 }
 
-pub unsafe fn close(object: *mut fid) -> c_int {
+pub(crate) unsafe fn close(object: *mut fid) -> c_int {
     through!(object, ops => close(object))
 }
 
-pub unsafe fn bind(object: *mut fid, to: *mut fid, flags: u64) -> c_int {
+pub(crate) unsafe fn bind(object: *mut fid, to: *mut fid, flags: u64) -> c_int {
     through!(object, ops => bind(object, to, flags))
 }
 
-pub unsafe fn enable(endpoint: *mut fid_ep) -> c_int {
+pub(crate) unsafe fn enable(endpoint: *mut fid_ep) -> c_int {
     let object = endpoint.cast::<fid>();
     through!(object, ops => control(object, FI_ENABLE, ptr::null_mut()))
 }
 
 /// The descriptor that becomes readable when the queue may have entries.
-pub unsafe fn cq_wait_fd(queue: *mut fid_cq, fd: *mut c_int) -> c_int {
+pub(crate) unsafe fn cq_wait_fd(queue: *mut fid_cq, fd: *mut c_int) -> c_int {
     let object = queue.cast::<fid>();
     through!(object, ops => control(object, FI_GETWAIT, fd.cast()))
 }
 
-pub unsafe fn domain(
+pub(crate) unsafe fn domain(
     fabric: *mut fid_fabric,
     info: *mut fi_info,
     domain: *mut *mut fid_domain,
@@ -56,7 +56,7 @@ pub unsafe fn domain(
 }
 
 /// Whether the thread may sleep on the queue's descriptor: 0, or `-FI_EAGAIN` when it must poll first.
-pub unsafe fn trywait(fabric: *mut fid_fabric, queue: *mut fid_cq) -> c_int {
+pub(crate) unsafe fn trywait(fabric: *mut fid_fabric, queue: *mut fid_cq) -> c_int {
     // SAFETY: see the header; every table begins with its size, and an old one may end early.
     let table_bytes = unsafe { (*(*fabric).ops).size };
     if table_bytes <= offset_of!(fi_ops_fabric, trywait) {
@@ -66,7 +66,7 @@ pub unsafe fn trywait(fabric: *mut fid_fabric, queue: *mut fid_cq) -> c_int {
     through!(fabric, ops => trywait(fabric, objects.as_mut_ptr(), 1))
 }
 
-pub unsafe fn av_open(
+pub(crate) unsafe fn av_open(
     domain: *mut fid_domain,
     attributes: *mut fi_av_attr,
     vector: *mut *mut fid_av,
@@ -75,15 +75,19 @@ pub unsafe fn av_open(
 }
 
 /// How many were inserted, of one.
-pub unsafe fn av_insert(vector: *mut fid_av, name: *const c_void, address: *mut u64) -> c_int {
+pub(crate) unsafe fn av_insert(
+    vector: *mut fid_av,
+    name: *const c_void,
+    address: *mut u64,
+) -> c_int {
     through!(vector, ops => insert(vector, name, 1, address, 0, ptr::null_mut()))
 }
 
-pub unsafe fn av_remove(vector: *mut fid_av, address: *mut u64) -> c_int {
+pub(crate) unsafe fn av_remove(vector: *mut fid_av, address: *mut u64) -> c_int {
     through!(vector, ops => remove(vector, address, 1, 0))
 }
 
-pub unsafe fn mr_regattr(
+pub(crate) unsafe fn mr_regattr(
     domain: *mut fid_domain,
     attributes: *const fi_mr_attr,
     flags: u64,
@@ -92,7 +96,7 @@ pub unsafe fn mr_regattr(
     through!(domain, mr => regattr(domain.cast(), attributes, flags, region))
 }
 
-pub unsafe fn cq_open(
+pub(crate) unsafe fn cq_open(
     domain: *mut fid_domain,
     attributes: *mut fi_cq_attr,
     queue: *mut *mut fid_cq,
@@ -100,12 +104,16 @@ pub unsafe fn cq_open(
     through!(domain, ops => cq_open(domain, attributes, queue, ptr::null_mut()))
 }
 
-pub unsafe fn cq_read(queue: *mut fid_cq, entries: *mut fi_cq_data_entry, count: usize) -> isize {
+pub(crate) unsafe fn cq_read(
+    queue: *mut fid_cq,
+    entries: *mut fi_cq_data_entry,
+    count: usize,
+) -> isize {
     through!(queue, ops => read(queue, entries.cast(), count))
 }
 
 /// As [`cq_read`], and says where each entry's operation came from.
-pub unsafe fn cq_readfrom(
+pub(crate) unsafe fn cq_readfrom(
     queue: *mut fid_cq,
     entries: *mut fi_cq_data_entry,
     sources: *mut u64,
@@ -114,12 +122,12 @@ pub unsafe fn cq_readfrom(
     through!(queue, ops => readfrom(queue, entries.cast(), count, sources))
 }
 
-pub unsafe fn cq_readerr(queue: *mut fid_cq, entry: *mut fi_cq_err_entry) -> isize {
+pub(crate) unsafe fn cq_readerr(queue: *mut fid_cq, entry: *mut fi_cq_err_entry) -> isize {
     through!(queue, ops => readerr(queue, entry, 0))
 }
 
 /// The provider's text for its own error number; null where it has none.
-pub unsafe fn cq_strerror(
+pub(crate) unsafe fn cq_strerror(
     queue: *mut fid_cq,
     number: c_int,
     data: *const c_void,
@@ -135,7 +143,7 @@ pub unsafe fn cq_strerror(
     }
 }
 
-pub unsafe fn endpoint(
+pub(crate) unsafe fn endpoint(
     domain: *mut fid_domain,
     info: *mut fi_info,
     endpoint: *mut *mut fid_ep,
@@ -143,7 +151,7 @@ pub unsafe fn endpoint(
     through!(domain, ops => endpoint(domain, info, endpoint, ptr::null_mut()))
 }
 
-pub unsafe fn getopt(
+pub(crate) unsafe fn getopt(
     endpoint: *mut fid_ep,
     option: c_int,
     value: *mut c_void,
@@ -152,7 +160,7 @@ pub unsafe fn getopt(
     through!(endpoint, ops => getopt(endpoint.cast(), FI_OPT_ENDPOINT, option, value, bytes))
 }
 
-pub unsafe fn setopt(
+pub(crate) unsafe fn setopt(
     endpoint: *mut fid_ep,
     option: c_int,
     value: *const c_void,
@@ -161,13 +169,13 @@ pub unsafe fn setopt(
     through!(endpoint, ops => setopt(endpoint.cast(), FI_OPT_ENDPOINT, option, value, bytes))
 }
 
-pub unsafe fn getname(endpoint: *mut fid_ep, name: *mut c_void, bytes: *mut usize) -> c_int {
+pub(crate) unsafe fn getname(endpoint: *mut fid_ep, name: *mut c_void, bytes: *mut usize) -> c_int {
     through!(endpoint, cm => getname(endpoint.cast(), name, bytes))
 }
 
 /// One run of local memory and what it is for; `context` comes back with the completion.
 #[derive(Debug, Clone, Copy)]
-pub struct Transfer {
+pub(crate) struct Transfer {
     pub buffer: *mut c_void,
     pub bytes: usize,
     pub descriptor: *mut c_void,
@@ -176,31 +184,31 @@ pub struct Transfer {
     pub context: *mut c_void,
 }
 
-pub unsafe fn recv(endpoint: *mut fid_ep, it: Transfer) -> isize {
+pub(crate) unsafe fn recv(endpoint: *mut fid_ep, it: Transfer) -> isize {
     through!(endpoint, msg => recv(
         endpoint, it.buffer, it.bytes, it.descriptor, it.peer, it.context
     ))
 }
 
-pub unsafe fn send(endpoint: *mut fid_ep, it: Transfer) -> isize {
+pub(crate) unsafe fn send(endpoint: *mut fid_ep, it: Transfer) -> isize {
     through!(endpoint, msg => send(
         endpoint, it.buffer, it.bytes, it.descriptor, it.peer, it.context
     ))
 }
 
-pub unsafe fn read(endpoint: *mut fid_ep, it: Transfer, address: u64, key: u64) -> isize {
+pub(crate) unsafe fn read(endpoint: *mut fid_ep, it: Transfer, address: u64, key: u64) -> isize {
     through!(endpoint, rma => read(
         endpoint, it.buffer, it.bytes, it.descriptor, it.peer, address, key, it.context
     ))
 }
 
-pub unsafe fn write(endpoint: *mut fid_ep, it: Transfer, address: u64, key: u64) -> isize {
+pub(crate) unsafe fn write(endpoint: *mut fid_ep, it: Transfer, address: u64, key: u64) -> isize {
     through!(endpoint, rma => write(
         endpoint, it.buffer, it.bytes, it.descriptor, it.peer, address, key, it.context
     ))
 }
 
-pub unsafe fn writedata(
+pub(crate) unsafe fn writedata(
     endpoint: *mut fid_ep,
     it: Transfer,
     data: u64,
@@ -212,6 +220,10 @@ pub unsafe fn writedata(
     ))
 }
 
-pub unsafe fn writemsg(endpoint: *mut fid_ep, message: *mut fi_msg_rma, flags: u64) -> isize {
+pub(crate) unsafe fn writemsg(
+    endpoint: *mut fid_ep,
+    message: *mut fi_msg_rma,
+    flags: u64,
+) -> isize {
     through!(endpoint, rma => writemsg(endpoint, message, flags))
 }

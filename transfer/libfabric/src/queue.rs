@@ -212,22 +212,22 @@ impl CompletionQueue {
 
 impl QueueInner {
     /// A number for an endpoint that is open, by which its operations are known here.
-    pub fn number_endpoint(&self) -> u64 {
+    pub(crate) fn number_endpoint(&self) -> u64 {
         self.open.fetch_add(1, Ordering::Relaxed);
         self.endpoints.fetch_add(1, Ordering::Relaxed)
     }
 
     /// An endpoint is about to be closed.
-    pub fn endpoint_closes(&self) {
+    pub(crate) fn endpoint_closes(&self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// It was not.
-    pub fn endpoint_stays(&self) {
+    pub(crate) fn endpoint_stays(&self) {
         self.open.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub fn count_busy(&self) {
+    pub(crate) fn count_busy(&self) {
         self.busy.fetch_add(1, Ordering::Relaxed);
     }
 

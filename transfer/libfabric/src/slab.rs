@@ -58,7 +58,7 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    pub fn new(operations_max: usize) -> Self {
+    pub(crate) fn new(operations_max: usize) -> Self {
         let empty = fi_context2 { internal: [ptr::null_mut(); 8] };
         let contexts = (0..operations_max).map(|_| UnsafeCell::new(empty)).collect();
         let places = (0..operations_max).map(|_| Place::Free).collect();
@@ -68,7 +68,7 @@ impl Slab {
     }
 
     /// A place for an operation, and the context to post it with; gives it back when there is none.
-    pub fn take(&self, held: Held) -> Result<*mut c_void, Held> {
+    pub(crate) fn take(&self, held: Held) -> Result<*mut c_void, Held> {
         let mut state = lock(&self.state);
         let Some(place) = state.free.pop() else { return Err(held) };
         state.places[place] = Place::Used(held);
@@ -77,7 +77,7 @@ impl Slab {
 
     /// Ends the operation of this context. `None` for what is no context of an operation under way:
     /// none at all, or one whose endpoint was closed.
-    pub fn finish(&self, context: *mut c_void) -> Option<Held> {
+    pub(crate) fn finish(&self, context: *mut c_void) -> Option<Held> {
         let place = self.place_of(context)?;
         let mut state = lock(&self.state);
         match std::mem::replace(&mut state.places[place], Place::Free) {
@@ -93,7 +93,7 @@ impl Slab {
     }
 
     /// Whether it is one of these contexts, whatever became of its operation.
-    pub fn has(&self, context: *mut c_void) -> bool {
+    pub(crate) fn has(&self, context: *mut c_void) -> bool {
         self.place_of(context).is_some()
     }
 
@@ -105,7 +105,7 @@ impl Slab {
     }
 
     /// Ends all operations of an endpoint, which is closed.
-    pub fn orphan(&self, endpoint: u64) -> Vec<Held> {
+    pub(crate) fn orphan(&self, endpoint: u64) -> Vec<Held> {
         let mut state = lock(&self.state);
         let of_endpoint =
             |place: &Place| matches!(place, Place::Used(held) if held.endpoint == endpoint);
@@ -122,12 +122,12 @@ impl Slab {
     }
 
     /// How many orphans there are, to be asked before the queue is read.
-    pub fn orphans(&self) -> usize {
+    pub(crate) fn orphans(&self) -> usize {
         lock(&self.state).orphans.len()
     }
 
     /// The queue was empty after the first `count` orphans became such: nothing refers to them.
-    pub fn free_orphans(&self, count: usize) {
+    pub(crate) fn free_orphans(&self, count: usize) {
         let mut state = lock(&self.state);
         let freed: Vec<usize> = state.orphans.drain(..count).collect();
         for place in freed {
@@ -136,7 +136,7 @@ impl Slab {
         }
     }
 
-    pub fn outstanding(&self) -> usize {
+    pub(crate) fn outstanding(&self) -> usize {
         let state = lock(&self.state);
         state.places.len() - state.free.len() - state.orphans.len()
     }

@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::regions::check_bounds;
 use kvasir_transfer_core::{
     CloseRequest, Frame, FrameKind, Next, OpId, Rail, Refusal, Settled, Target,
@@ -492,7 +493,8 @@ impl RdmaOut {
             let target = Target { incarnation: self.peer_incarnation, key };
             let sequences: Vec<u64> = frames.iter().map(|frame| frame.sequence).collect();
             hub.unsuited(self.lane, (target, &sequences));
-            return Ok(());
+            let is_closed = mutated(Mutation::RailNotUsedForOtherRegions);
+            return if is_closed { Err(LinkEnd::Lost) } else { Ok(()) };
         }
         for frame in frames {
             match found {
@@ -709,7 +711,8 @@ impl RdmaOut {
         let is_only = (before_bytes == 0 && is_last) || waiting.has_landed;
         // A message's pieces are put together by who receives them.
         let is_ordered = self.bounds.order.acknowledges_in_order();
-        let is_piece = !is_ordered && !is_only && waiting.place.is_some();
+        let is_whole = is_only || (is_last && mutated(Mutation::EfaCountWithLastPiece));
+        let is_piece = !is_ordered && !is_whole && waiting.place.is_some();
         if is_piece {
             self.pieces.entry(frame.sequence).or_default().under_way += 1;
         }

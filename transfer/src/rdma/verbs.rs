@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_verbs::{
     AckTimeout, AddressHandle, Buffer, CompletionChannel, CompletionQueue, CompletionQueues,
     ConnectOptions, Context, DeviceEvent, LinkLayer, LocalPath, LocalSlice, MemoryRegion,
@@ -533,7 +534,8 @@ impl Card for VerbsCard {
     }
 
     fn seek(&self, peer: &[u8]) -> Option<Seek> {
-        if self.path.link_layer != LinkLayer::Ethernet {
+        let is_blocking = mutated(Mutation::WorkerBlocksOnAddressLookup);
+        if self.path.link_layer != LinkLayer::Ethernet || is_blocking {
             return None;
         }
         // What makes no sense is refused when it is to be used.

@@ -2,6 +2,8 @@
 //! them without a lock. No key is used twice, so one that is seen before and after the length says that the
 //! length is its own.
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::sync::{AtomicU64, Ordering};
 
 #[derive(Debug, Clone, Copy)]
@@ -15,7 +17,9 @@ impl Entry<'_> {
     /// The entry is free.
     pub(crate) fn publish(self, key: u64, length_bytes: u64) {
         // Whoever sees this length has also seen that the former key is no more.
-        self.length_bytes.store(length_bytes, Ordering::Release);
+        let is_early = mutated(Mutation::RegionLengthPublishedEarly);
+        let order = if is_early { Ordering::Relaxed } else { Ordering::Release };
+        self.length_bytes.store(length_bytes, order);
         self.key.store(key, Ordering::Release);
     }
 

@@ -8,13 +8,16 @@
 //! another one. An even epoch means that every copy that did not see the prohibition has ended, and
 //! that its bytes are visible.
 
+use kvasir_mutation::{Mutation, mutated};
+
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Announces a copy; `epoch` is odd. Whether it may be made must be looked at afterwards. (Release,
 /// because a receiver that waits for the copy before may see this epoch next.)
 pub(crate) fn enter(word: &AtomicU64, epoch: u64) {
     word.store(epoch, Ordering::Release);
-    fence(Ordering::SeqCst);
+    let is_late = mutated(Mutation::CopyNotAnnouncedFirst);
+    fence(if is_late { Ordering::Release } else { Ordering::SeqCst });
 }
 
 /// The copy has ended, or was not made; `epoch` is even.

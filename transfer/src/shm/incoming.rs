@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::PathId;
 use prost::Message;
 
@@ -158,7 +159,8 @@ impl ShmIn {
             turn.wait_until_us = hub.now_us + SOCKET_FULL_US;
         }
         let mut bytes = Vec::new();
-        for _ in 0..DATAGRAMS_PER_TURN {
+        let is_bounded = !mutated(Mutation::QuestionReadsUnbounded);
+        for _ in 0..if is_bounded { DATAGRAMS_PER_TURN } else { usize::MAX } {
             if !self.ready.readable || !self.is_heard() {
                 break;
             }
@@ -206,7 +208,8 @@ impl ShmIn {
 
     /// The region may not be written to any more: the copy that may be under way into it.
     pub(crate) fn revoked(&mut self, key: u64) -> Option<Copying> {
-        let up = self.up.as_mut().filter(|up| up.given.contains(&key))?;
+        let waits_for_all = mutated(Mutation::RevocationWaitsForEveryCopy);
+        let up = self.up.as_mut().filter(|up| up.given.contains(&key) || waits_for_all)?;
         let copying = up.copying();
         if copying.is_none() {
             up.given.remove(&key);
@@ -289,6 +292,9 @@ impl ShmIn {
         let Some(up) = &mut self.up else { return Ok(()) };
         up.link.cut().store(1, Ordering::SeqCst);
         let end = up.consumer.end().map_err(|_| LinkEnd::Malformed)?;
+        // The factor is finite, so that the test of the mutation ends.
+        let end =
+            if mutated(Mutation::LastRingReadUnbounded) { end.saturating_mul(99) } else { end };
         while up.consumer.position() < end && up.read_record(hub)? {
             // Nobody is told of messages any more: what was taken is asked about on another path.
             up.taken.clear();

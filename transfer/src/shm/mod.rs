@@ -19,6 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::{Refusal, Settled};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
@@ -99,7 +100,8 @@ pub(crate) struct Copying {
 impl Copying {
     /// It has ended, or its process has.
     pub(crate) fn is_over(&self) -> bool {
-        gate::is_over(self.link.epoch(), self.epoch) || self.process.has_exited()
+        gate::is_over(self.link.epoch(), self.epoch)
+            || (!mutated(Mutation::DeadWriterWaitedFor) && self.process.has_exited())
     }
 }
 

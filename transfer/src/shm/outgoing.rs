@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvasir_checksum::Checksum;
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::regions::check_bounds;
 use kvasir_transfer_core::{
     CloseRequest, Frame, FrameKind, Next, OpId, Rail, Refusal, Settled, Target,
@@ -116,7 +117,9 @@ impl ShmOut {
     pub(crate) fn turn(&mut self, hub: &mut Hub) -> Result<Turn, LinkEnd> {
         let mut turn = Turn::default();
         let mut bytes = Vec::new();
-        for _ in 0..DATAGRAMS_PER_TURN {
+        let datagrams_max =
+            if mutated(Mutation::AnswerReadsUnbounded) { usize::MAX } else { DATAGRAMS_PER_TURN };
+        for _ in 0..datagrams_max {
             if !self.ready.readable {
                 break;
             }

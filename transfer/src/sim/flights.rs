@@ -1,5 +1,6 @@
 //! Frames in flight: what lands of them when, and what is answered.
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::{Frame, FrameKind, PathId, Refusal, Settled, Target};
 
 use super::config::{SimLane, SimOrder};
@@ -93,6 +94,8 @@ impl World {
         let (sequence, kind, refused) = (frame.sequence, frame.kind, None);
         let has_order = pin.is_some();
         self.flights.insert(id, Flight { key, sequence, kind, bytes, refused, has_order });
+        let is_early = mutated(Mutation::CountBeforeLastByte);
+        let arrived_us = if is_early { arrived_us.min(now_us + 1) } else { arrived_us };
         self.at(arrived_us, Event::Arrived { flight: id });
         true
     }
@@ -221,8 +224,9 @@ impl World {
                     let copied = memory.copy_to(offset as usize, &mut whole);
                     debug_assert!(copied.is_ok(), "checked just now");
                 });
-                let intact =
-                    !verify || checksum.is_none_or(|wanted| crate::checksum(&whole) == wanted);
+                let intact = !verify
+                    || mutated(Mutation::ChecksumsNotVerified)
+                    || checksum.is_none_or(|wanted| crate::checksum(&whole) == wanted);
                 node.count(path, imm, checked, intact)
             }
         };

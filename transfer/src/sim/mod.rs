@@ -16,6 +16,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::{Next, PathIndex, Rails, SessionId};
 
 use crate::completion::Completion;
@@ -310,7 +311,9 @@ impl SimEngine {
             if region.incarnation != node.endpoint.incarnation {
                 return Err(SubmitError::Invalid("the region is another engine's"));
             }
-            node.regions.revoke(region.key);
+            if !mutated(Mutation::RevocationLeftOut) {
+                node.regions.revoke(region.key);
+            }
             node.calls.done(Waiter::new(done), Ok(()));
             Ok(())
         })

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::{
     Asked, CloseRequest, CloseVerdict, PathId, PathIndex, PathLimits, Rail, SessionId, Settled,
     Target,
@@ -478,7 +479,7 @@ impl World {
             let link = self.links.iter_mut().find(|(_, l)| (l.to, l.path) == (receiver, path));
             let Some((key, link)) = link else { continue };
             let key = *key;
-            link.open = false;
+            link.open = mutated(Mutation::CutOffLeavesPathsOpen);
             self.forget_if_over(key);
             let (of, session) = (key.from, key.session);
             let why = Loss::Closed;

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use kvasir_checksum::Checksum;
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::{FrameKind, PathId, Refusal, Settled, Target};
 use prost::Message;
 
@@ -196,7 +197,7 @@ impl TcpIn {
             | Reading::Message { .. }
             | Reading::Question { .. } => return,
         };
-        if into.target.key == key {
+        if into.target.key == key && !mutated(Mutation::TcpPayloadOutlivesRevocation) {
             let settled = Settled::Refused(Refusal::Revoked);
             self.reading = Reading::Skip { header, left, settled };
         }

@@ -9,7 +9,7 @@ pub(crate) mod fuzzing;
 pub(crate) mod incoming;
 pub(crate) mod outgoing;
 pub(crate) mod stream;
-pub mod tls;
+pub(crate) mod tls;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};

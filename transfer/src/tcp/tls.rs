@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kvasir_mutation::{Mutation, mutated};
 use rustls::client::Resumption;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -91,7 +92,10 @@ impl Tls {
         })?;
         let server = ServerConfig::builder_with_provider(provider);
         let server = server.with_protocol_versions(&[&TLS13])?;
-        let server = server.with_client_cert_verifier(verifier);
+        let server = match mutated(Mutation::WriterCertificateNotRequired) {
+            true => server.with_no_client_auth(),
+            false => server.with_client_cert_verifier(verifier),
+        };
         let mut server = server.with_single_cert(chain, key)?;
         server.send_tls13_tickets = 0;
         Ok(Tls { client: Arc::new(client), server: Arc::new(server), name })

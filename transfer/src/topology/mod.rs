@@ -19,6 +19,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
+use kvasir_mutation::{Mutation, mutated};
 use serde::{Deserialize, Serialize};
 
 /// Where memory lies.
@@ -145,9 +146,11 @@ pub fn pair<T: Copy>(local: &[T], remote: &[T]) -> Vec<(T, T)> {
     if local.is_empty() || remote.is_empty() {
         return Vec::new();
     }
-    (0..local.len().max(remote.len()))
-        .map(|at| (local[at % local.len()], remote[at % remote.len()]))
-        .collect()
+    let pairs = match mutated(Mutation::ExtraCardsLeftOut) {
+        true => local.len().min(remote.len()),
+        false => local.len().max(remote.len()),
+    };
+    (0..pairs).map(|at| (local[at % local.len()], remote[at % remote.len()])).collect()
 }
 
 impl Location {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::{
     Asked, Expectation, PathId, Rails, Receiver, Refusal, RegionTable, Sender, SessionId, Settled,
     Target, WriteError,
@@ -176,7 +177,7 @@ impl Hub {
         let rdma = self.shared.peers().rdma(peer);
         let route = rdma.map_or_else(Route::default, |there| Route::new(&self.cards, &there));
         let route = Arc::new(route);
-        if self.sender.has_session(session) {
+        if self.sender.has_session(session) || mutated(Mutation::RoutesKeptWithoutSession) {
             self.routes.insert(session, Arc::clone(&route));
         }
         route
@@ -218,10 +219,15 @@ impl Hub {
     /// No new write is let in from now on. `false` when there is no such region.
     pub(crate) fn revoke(&mut self, key: u64) -> bool {
         self.absorb_regions();
-        if let Some(directory) = &mut self.directory {
+        if let Some(directory) = &mut self.directory
+            && !mutated(Mutation::DirectoryKeepsRevoked)
+        {
             directory.withdraw(key);
         }
-        let known = self.regions.revoke(key).is_some();
+        let known = match mutated(Mutation::RevokedRegionStillFound) {
+            true => self.regions.get(key).is_some(),
+            false => self.regions.revoke(key).is_some(),
+        };
         if known {
             self.shared.region_gone();
         }
@@ -323,6 +329,9 @@ impl Hub {
         let request = closing::read_question(question).ok_or(LinkEnd::Malformed)?;
         let index = request.path;
         match self.receiver.ask(asker, request) {
+            Asked::Answer(verdict) if mutated(Mutation::AnswerQueueUnbounded) => {
+                self.answers.push((asker, closing::answer(index, verdict)));
+            }
             Asked::Answer(verdict) => return Ok(Some(closing::answer(index, verdict))),
             Asked::Drain(path) => self.draining.push(path),
             Asked::Waiting => {}

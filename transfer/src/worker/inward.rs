@@ -3,6 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::PathId;
 use rustix::io::Errno;
 
@@ -41,7 +42,7 @@ pub(super) struct Removed {
 /// How many may be about to say who they are: beyond it the one that takes longest is closed. Enough for a
 /// crowd of peers that comes back at once.
 fn strangers_max(connections_max: usize) -> usize {
-    (connections_max / 4).max(16)
+    (connections_max / 4).max(if mutated(Mutation::StrangersUnbounded) { 1 << 16 } else { 16 })
 }
 
 impl Links {
@@ -221,7 +222,9 @@ impl Links {
 
     /// Whoever ends connections in the middle of copies does not get more room by it.
     fn admitted(&self) -> usize {
-        self.incoming.len() - self.strangers.len() + self.leaving.len()
+        let strangers =
+            if mutated(Mutation::StrangersEvictPeers) { 0 } else { self.strangers.len() };
+        self.incoming.len() - strangers + self.leaving.len()
     }
 
     /// How many connections may be admitted. Only they make others leave: a stranger cannot.
@@ -328,7 +331,11 @@ impl Links {
         for into in self.incoming.values_mut() {
             match &mut into.link {
                 InLink::Tcp(link) => link.revoked(key),
-                InLink::Shm(link) => under_way.extend(link.revoked(key).map(UnderWay::Copy)),
+                InLink::Shm(link) => {
+                    let copying = link.revoked(key).map(UnderWay::Copy);
+                    let is_waited_for = !mutated(Mutation::RevocationWaitsForNoCopy);
+                    under_way.extend(copying.filter(|_| is_waited_for));
+                }
                 InLink::Rdma(link) => link.revoked(key),
             }
         }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::PathId;
 
 use crate::config::Domain;
@@ -47,7 +48,9 @@ impl Rest {
 
     fn is_over(&mut self, hub: &mut Hub) -> bool {
         match self {
-            Rest::Copying { copying, .. } => copying.is_over(),
+            Rest::Copying { copying, .. } => {
+                mutated(Mutation::CutOffIgnoresCopies) || copying.is_over()
+            }
             Rest::Draining(draining) => draining.look(hub),
         }
     }

@@ -7,6 +7,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_core::{CloseRequest, Failed, GivenUp, OpId, PathIndex, SessionId};
 
 use crate::config::Domain;
@@ -104,7 +105,9 @@ impl Links {
             all.busy = true;
             self.end_outgoing(lane, end, hub);
         }
-        self.go_beside_cards(hub);
+        if !mutated(Mutation::NoPathForUncarriedRegion) {
+            self.go_beside_cards(hub);
+        }
         self.excuse(hub);
         all
     }
@@ -230,7 +233,9 @@ impl Links {
 
     /// Whether one more connection may be made. If not, the session has to do with those it has.
     fn make_room(&mut self, session: SessionId, lack: Lack, hub: &mut Hub) -> bool {
-        if self.outgoing.len() < hub.shared.config.connections_max {
+        if self.outgoing.len() < hub.shared.config.connections_max
+            || mutated(Mutation::EndpointPoolUnbounded)
+        {
             return true;
         }
         if let Some(idle) = self.idle_session(hub) {
@@ -454,6 +459,8 @@ impl Links {
                 if alone {
                     // Others may be tried as well, and there is an end to how long a session has no path.
                     let grace_us = hub.shared.config.failover_grace_ms * 1000;
+                    let is_unpaused = mutated(Mutation::FlappingPathNotPaused);
+                    let pause_us = if is_unpaused { 0 } else { pause_us };
                     let at_us = hub.now_us.max(pause_us.min(hub.now_us + grace_us / 4));
                     lanes.due.push(Due { at_us, lack: Lack::Any });
                 } else {
@@ -494,7 +501,8 @@ impl Links {
         let named = (peer.incarnation(), way);
         let before =
             Held { avoided: self.avoided.held(named), flapping: self.flapping.held(named) };
-        if self.excuses.ended(named, doubted, before) {
+        let is_excused = self.excuses.ended(named, doubted, before);
+        if is_excused && !mutated(Mutation::PathAvoidedAfterKnownRefusals) {
             return;
         }
         // Those that ended with the last one say nothing that it has not said.
@@ -508,7 +516,8 @@ impl Links {
                 self.avoided.failed(named, hub.now_us);
             }
             _ if self.works(session, way) => {}
-            LinkEnd::Lost | LinkEnd::Refused if was.idle || was.of_use => {}
+            LinkEnd::Lost | LinkEnd::Refused
+                if was.idle || (was.of_use && !mutated(Mutation::PathAvoidedAfterPeerClose)) => {}
             LinkEnd::Lost | LinkEnd::Broken | LinkEnd::Refused => {
                 self.avoided.broke(named, hub.now_us);
             }
@@ -520,7 +529,9 @@ impl Links {
     fn excuse(&mut self, hub: &mut Hub) {
         for (incarnation, key) in std::mem::take(&mut hub.refused_regions) {
             for (way, before) in self.excuses.refused(incarnation, key) {
-                self.flapping.put_back((incarnation, way), before.flapping);
+                if !mutated(Mutation::RefusalsBlamedOnPath) {
+                    self.flapping.put_back((incarnation, way), before.flapping);
+                }
                 self.avoided.put_back((incarnation, way), before.avoided);
             }
         }
@@ -610,7 +621,8 @@ fn lanes_of(
 /// Whether its cards do not do: they did not take some region before, of which they do not tell again; or a signal
 /// was promised while there was a path that places what it follows, and now there is none.
 fn needs_more_than_cards(session: SessionId, hub: &Hub) -> bool {
-    hub.sender.has_unsuited(session) || hub.sender.has_unplaced(session)
+    hub.sender.has_unsuited(session)
+        || (!mutated(Mutation::NoPathForPromisedSignals) && hub.sender.has_unplaced(session))
 }
 
 /// Of whatever domain.

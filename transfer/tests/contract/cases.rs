@@ -9,7 +9,7 @@ use kvasir_transfer::{
 
 use crate::fabric::{Fabric, LONG, fill, pattern, read, whole};
 
-pub fn a_write_lands_and_is_counted(fabric: &Fabric) {
+pub(crate) fn a_write_lands_and_is_counted(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(10_000);
     let (target, descriptor) = b.region(20_000);
@@ -29,7 +29,7 @@ pub fn a_write_lands_and_is_counted(fabric: &Fabric) {
     assert_eq!(read(&target, 0, 51), [[9; 50].as_slice(), &[0]].concat());
 }
 
-pub fn a_count_is_reached_only_after_the_last_byte(fabric: &Fabric) {
+pub(crate) fn a_count_is_reached_only_after_the_last_byte(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(1 << 20);
     let (target, descriptor) = b.region(1 << 20);
@@ -65,7 +65,7 @@ fn paged(fabric: &Fabric, indices: [Vec<u32>; 2], page_bytes: usize) -> (WritePa
 }
 
 /// Pages of one region of `a` to one of `b`.
-pub fn pages(fabric: &Fabric, indices: [Vec<u32>; 2], page_bytes: usize) -> WritePaged {
+pub(crate) fn pages(fabric: &Fabric, indices: [Vec<u32>; 2], page_bytes: usize) -> WritePaged {
     paged(fabric, indices, page_bytes).0
 }
 
@@ -74,7 +74,7 @@ struct Parts {
     target: kvasir_transfer::RegionHandle,
 }
 
-pub fn pages_land_where_each_side_says(fabric: &Fabric) {
+pub(crate) fn pages_land_where_each_side_says(fabric: &Fabric) {
     let indices = [vec![5, 0, 60, 7], vec![1, 70, 2, 0]];
     let (write, Parts { bytes, target }) = paged(fabric, indices.clone(), 800);
     let reached = fabric.b.expect(8, 4);
@@ -90,7 +90,7 @@ pub fn pages_land_where_each_side_says(fabric: &Fabric) {
     assert_eq!(read(&target, 840, 100), [0; 100], "nothing between pages");
 }
 
-pub fn a_page_may_be_sent_to_many_places_and_no_pages_are_done(fabric: &Fabric) {
+pub(crate) fn a_page_may_be_sent_to_many_places_and_no_pages_are_done(fabric: &Fabric) {
     let (mut write, Parts { bytes, target }) = paged(fabric, [vec![9; 20], (0..20).collect()], 700);
     // Wherever the index points, it is the same page.
     write.source_pages.stride = 0;
@@ -106,7 +106,7 @@ pub fn a_page_may_be_sent_to_many_places_and_no_pages_are_done(fabric: &Fabric) 
     assert_eq!(fabric.outcome(&fabric.a.write_paged(nothing)), Ok(()));
 }
 
-pub fn a_page_that_may_not_be_written_is_refused(fabric: &Fabric) {
+pub(crate) fn a_page_that_may_not_be_written_is_refused(fabric: &Fabric) {
     // The last page of the target lies outside: its index is the target's own.
     let (write, Parts { target, .. }) = paged(fabric, [vec![1, 2], vec![0, 73]], 800);
     let refused = Err(WriteError::Refused(Refusal::OutOfBounds));
@@ -118,7 +118,7 @@ pub fn a_page_that_may_not_be_written_is_refused(fabric: &Fabric) {
     assert!(matches!(refused, Err(SubmitError::Invalid(_))));
 }
 
-pub fn counts_before_and_after_the_expectation_are_alike(fabric: &Fabric) {
+pub(crate) fn counts_before_and_after_the_expectation_are_alike(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(100);
     let (_target, descriptor) = b.region(100);
@@ -136,7 +136,7 @@ pub fn counts_before_and_after_the_expectation_are_alike(fabric: &Fabric) {
     assert_eq!(other.get(), None, "each immediate has its own count");
 }
 
-pub fn a_cancelled_immediate_never_completes(fabric: &Fabric) {
+pub(crate) fn a_cancelled_immediate_never_completes(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(100);
     let (_target, descriptor) = b.region(100);
@@ -154,12 +154,12 @@ pub fn a_cancelled_immediate_never_completes(fabric: &Fabric) {
     assert_eq!(anew.get(), None, "what was counted is forgotten");
 }
 
-pub fn an_expectation_ends_at_its_deadline(fabric: &Fabric) {
+pub(crate) fn an_expectation_ends_at_its_deadline(fabric: &Fabric) {
     let waiting = fabric.b.expect_within(6, 1, Some(Duration::from_millis(5)));
     assert_eq!(fabric.outcome(&waiting), Err(WriteError::DeadlineExceeded));
 }
 
-pub fn an_immediate_has_one_waiter(fabric: &Fabric) {
+pub(crate) fn an_immediate_has_one_waiter(fabric: &Fabric) {
     let first = fabric.b.expect(6, 1);
     let second = fabric.b.expect(6, 1);
     let taken = Err(WriteError::Refused(Refusal::AlreadyExpected));
@@ -167,7 +167,7 @@ pub fn an_immediate_has_one_waiter(fabric: &Fabric) {
     assert_eq!(first.get(), None);
 }
 
-pub fn a_long_write_is_one_count(fabric: &Fabric) {
+pub(crate) fn a_long_write_is_one_count(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(4096 * 20 + 17);
     let (target, descriptor) = b.region(4096 * 21);
@@ -184,7 +184,7 @@ pub fn a_long_write_is_one_count(fabric: &Fabric) {
     assert_eq!(again.get(), None, "its slices were not counted");
 }
 
-pub fn an_empty_write_is_counted(fabric: &Fabric) {
+pub(crate) fn an_empty_write_is_counted(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(8);
     let (_target, descriptor) = b.region(8);
@@ -196,7 +196,7 @@ pub fn an_empty_write_is_counted(fabric: &Fabric) {
     assert_eq!(fabric.outcome(&reached), Ok(()));
 }
 
-pub fn what_may_not_be_written_is_refused_and_counted(fabric: &Fabric) {
+pub(crate) fn what_may_not_be_written_is_refused_and_counted(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(100);
     let (target, descriptor) = b.region(1000);
@@ -228,7 +228,7 @@ pub fn what_may_not_be_written_is_refused_and_counted(fabric: &Fabric) {
     assert_eq!(fabric.outcome(&reached), Ok(()));
 }
 
-pub fn nothing_lands_after_a_revocation(fabric: &Fabric) {
+pub(crate) fn nothing_lands_after_a_revocation(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(256 << 10);
     let (target, descriptor) = b.region(256 << 10);
@@ -247,7 +247,7 @@ pub fn nothing_lands_after_a_revocation(fabric: &Fabric) {
 }
 
 /// The same bytes at the same place, and yet another region.
-pub fn an_old_descriptor_of_memory_that_is_registered_again_is_refused(fabric: &Fabric) {
+pub(crate) fn an_old_descriptor_of_memory_that_is_registered_again_is_refused(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(100);
     let (old, old_descriptor) = b.region(100);
@@ -268,7 +268,7 @@ pub fn an_old_descriptor_of_memory_that_is_registered_again_is_refused(fabric: &
     assert_eq!(read(&new, 0, 100), bytes, "nothing landed by it");
 }
 
-pub fn a_region_registered_later_can_be_written(fabric: &Fabric) {
+pub(crate) fn a_region_registered_later_can_be_written(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(100);
     let peer = a.connect(b);
@@ -284,7 +284,7 @@ pub fn a_region_registered_later_can_be_written(fabric: &Fabric) {
     }
 }
 
-pub fn messages_arrive_and_can_be_answered(fabric: &Fabric) {
+pub(crate) fn messages_arrive_and_can_be_answered(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let peer = a.connect(b);
     let longest = pattern(1, 64 << 10);
@@ -307,7 +307,7 @@ pub fn messages_arrive_and_can_be_answered(fabric: &Fabric) {
     assert_eq!(a.messages.lock().expect("messages")[0].1, b"answer");
 }
 
-pub fn wrong_bytes_are_corrupt_and_not_counted(fabric: &Fabric) {
+pub(crate) fn wrong_bytes_are_corrupt_and_not_counted(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(10_000);
     let (_target, descriptor) = b.region(10_000);
@@ -325,7 +325,7 @@ pub fn wrong_bytes_are_corrupt_and_not_counted(fabric: &Fabric) {
     assert_eq!(fabric.outcome(&reached), Ok(()));
 }
 
-pub fn a_long_write_with_wrong_bytes_is_corrupt(fabric: &Fabric) {
+pub(crate) fn a_long_write_with_wrong_bytes_is_corrupt(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(50_000);
     let (_target, descriptor) = b.region(50_000);
@@ -341,7 +341,7 @@ pub fn a_long_write_with_wrong_bytes_is_corrupt(fabric: &Fabric) {
     assert_eq!(fabric.outcome(&reached), Ok(()));
 }
 
-pub fn a_corrupt_page_does_not_keep_the_others(fabric: &Fabric) {
+pub(crate) fn a_corrupt_page_does_not_keep_the_others(fabric: &Fabric) {
     let indices: Vec<u32> = (0..10).collect();
     let (mut write, Parts { bytes, .. }) = paged(fabric, [indices.clone(), indices], 800);
     let page = |at: usize| &bytes[16 + at * 1000..16 + at * 1000 + 800];
@@ -353,7 +353,7 @@ pub fn a_corrupt_page_does_not_keep_the_others(fabric: &Fabric) {
     assert_eq!(fabric.outcome(&reached), Ok(()), "nine of ten");
 }
 
-pub fn a_full_queue_says_so_and_recovers(fabric: &Fabric) {
+pub(crate) fn a_full_queue_says_so_and_recovers(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(4 << 20);
     let (_target, descriptor) = b.region(4 << 20);
@@ -379,7 +379,7 @@ pub fn a_full_queue_says_so_and_recovers(fabric: &Fabric) {
     assert_eq!(fabric.outcome(&reached), Ok(()), "exactly what was accepted");
 }
 
-pub fn no_more_expectations_wait_than_may(fabric: &Fabric) {
+pub(crate) fn no_more_expectations_wait_than_may(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let waiting: Vec<_> = (0..4).map(|imm| b.expect(imm, 1)).collect();
     assert!(matches!(b.try_expect(4, 1), Err(SubmitError::Full)), "the fifth at once");
@@ -397,7 +397,7 @@ pub fn no_more_expectations_wait_than_may(fabric: &Fabric) {
     assert!(!room(6), "and for no more");
 }
 
-pub fn what_cannot_be_sent_is_not_accepted(fabric: &Fabric) {
+pub(crate) fn what_cannot_be_sent_is_not_accepted(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(100);
     let (_target, descriptor) = b.region(100);

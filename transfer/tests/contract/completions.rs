@@ -32,7 +32,7 @@ fn told(fabric: &Fabric, what: &str, mut submit: impl FnMut(Completion)) {
     submit(Completion::Ignore);
 }
 
-pub fn every_operation_is_told_by_callback_flag_and_future(fabric: &Fabric) {
+pub(crate) fn every_operation_is_told_by_callback_flag_and_future(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(1000);
     let (_target, target) = b.region(1000);

@@ -20,10 +20,10 @@ use crate::certificates::Authority;
 use crate::{device, provider};
 
 /// Far more than anything here takes.
-pub const LONG: Duration = Duration::from_secs(30);
+pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     Shm,
     Tcp,
     TcpTls,
@@ -39,7 +39,7 @@ pub enum Kind {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct Options {
+pub(crate) struct Options {
     pub slice_bytes: usize,
     pub operations_max: usize,
     pub throttle_bytes_per_s: u64,
@@ -102,9 +102,9 @@ impl Drop for TurnsTaken {
 }
 
 /// Whence it came, and what it says.
-pub type Heard = (PeerId, Vec<u8>);
+pub(crate) type Heard = (PeerId, Vec<u8>);
 
-pub struct Node {
+pub(crate) struct Node {
     engine: RefCell<Option<Engine>>,
     pub messages: Arc<Mutex<Vec<Heard>>>,
     /// While it is set, messages are kept in `held`, and their buffers with them.
@@ -115,7 +115,7 @@ pub struct Node {
     pub events: Arc<Mutex<Vec<PeerEvent>>>,
 }
 
-pub struct Fabric {
+pub(crate) struct Fabric {
     pub kind: Kind,
     options: Options,
     network: Option<SimNetwork>,
@@ -137,7 +137,7 @@ macro_rules! either {
 }
 
 /// Where the kind is one of efa, and its provider is here.
-pub fn provider_of(kind: Kind) -> Option<&'static EfaConfig> {
+pub(crate) fn provider_of(kind: Kind) -> Option<&'static EfaConfig> {
     match kind {
         Kind::EfaTcp => provider::shuffled(provider::TCP),
         Kind::EfaShm => provider::shuffled(provider::SHM),
@@ -145,7 +145,7 @@ pub fn provider_of(kind: Kind) -> Option<&'static EfaConfig> {
     }
 }
 
-pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> TransferConfig {
+pub(crate) fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> TransferConfig {
     let is_card = matches!(kind, Kind::Verbs | Kind::VerbsUd | Kind::EfaTcp | Kind::EfaShm);
     let default = TransferConfig::default();
     let both = TransferConfig {
@@ -207,7 +207,7 @@ pub fn config(kind: Kind, options: Options, run_dir: &std::path::Path) -> Transf
 }
 
 impl Fabric {
-    pub fn new(kind: Kind, options: Options) -> Self {
+    pub(crate) fn new(kind: Kind, options: Options) -> Self {
         let run_dir = tempfile::tempdir().expect("a directory");
         let network = (kind == Kind::Sim).then(|| {
             let lane = SimLane {
@@ -246,11 +246,11 @@ impl Fabric {
     }
 
     /// One more engine.
-    pub fn node(&self) -> Node {
+    pub(crate) fn node(&self) -> Node {
         self.node_with(self.options)
     }
 
-    pub fn node_with(&self, options: Options) -> Node {
+    pub(crate) fn node_with(&self, options: Options) -> Node {
         let node = Node::empty();
         let (messages, events) = (Arc::clone(&node.messages), Arc::clone(&node.events));
         let (holds, held) = (Arc::clone(&node.holds), Arc::clone(&node.held));
@@ -301,7 +301,7 @@ impl Fabric {
     }
 
     /// Waits until it is so.
-    pub fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
+    pub(crate) fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
         match &self.network {
             Some(network) => assert!(network.run_until(done), "never: {what}"),
             None => {
@@ -314,20 +314,20 @@ impl Fabric {
         }
     }
 
-    pub fn outcome(&self, flag: &CompletionFlag) -> Outcome {
+    pub(crate) fn outcome(&self, flag: &CompletionFlag) -> Outcome {
         self.until("an outcome", || flag.get().is_some());
         flag.get().expect("just seen")
     }
 
     /// Lets a while pass in which something could go wrong.
-    pub fn pass(&self, time: Duration) {
+    pub(crate) fn pass(&self, time: Duration) {
         match &self.network {
             Some(network) => network.advance(time.as_micros() as u64),
             None => std::thread::sleep(time),
         }
     }
 
-    pub fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         match &self.network {
             Some(network) => Duration::from_micros(network.now_us()),
             None => {
@@ -338,7 +338,7 @@ impl Fabric {
     }
 
     /// A real engine is dropped; a simulated one stays, dead.
-    pub fn kill(&self, node: &Node) {
+    pub(crate) fn kill(&self, node: &Node) {
         let engine = node.engine.take();
         if let (Some(Engine::Sim(engine)), Some(network)) = (&engine, &self.network) {
             network.kill(engine);
@@ -348,7 +348,7 @@ impl Fabric {
 
     /// From now on `node` says nothing, though nothing tells that it is gone: a real engine's worker
     /// stands still (until [`Fabric::thaw`]), a simulated one's host has vanished.
-    pub fn freeze(&self, node: &Node) {
+    pub(crate) fn freeze(&self, node: &Node) {
         match (node.engine.borrow().as_ref(), &self.network) {
             (Some(Engine::Sim(engine)), Some(network)) => network.vanish(engine),
             _ => {
@@ -362,12 +362,12 @@ impl Fabric {
         }
     }
 
-    pub fn thaw(&self, node: &Node) {
+    pub(crate) fn thaw(&self, node: &Node) {
         node.frozen.store(false, Ordering::Release);
     }
 
     /// `None` for the simulated one.
-    pub fn domain(&self) -> Option<Domain> {
+    pub(crate) fn domain(&self) -> Option<Domain> {
         match self.kind {
             Kind::Shm | Kind::ShmDriven => Some(Domain::Shm),
             Kind::Tcp | Kind::TcpTls | Kind::TcpDriven => Some(Domain::Tcp),
@@ -378,7 +378,7 @@ impl Fabric {
     }
 
     /// Nothing went by another domain than the one that is tested.
-    pub fn assert_domain(&self) {
+    pub(crate) fn assert_domain(&self) {
         let is_card =
             self.domain().is_some_and(|domain| [Domain::Verbs, Domain::Efa].contains(&domain));
         if is_card {
@@ -387,7 +387,7 @@ impl Fabric {
     }
 
     /// Refused and corrupt, on both sides.
-    pub fn refused_and_corrupt(&self) -> (u64, u64) {
+    pub(crate) fn refused_and_corrupt(&self) -> (u64, u64) {
         let (a, b) = (self.a.refused_and_corrupt(), self.b.refused_and_corrupt());
         (a.0 + b.0, a.1 + b.1)
     }
@@ -405,26 +405,26 @@ impl Node {
         }
     }
 
-    pub fn endpoint(&self) -> Endpoint {
+    pub(crate) fn endpoint(&self) -> Endpoint {
         let endpoint = either!(self, engine => engine.endpoint());
         // As it would come from elsewhere.
         Endpoint::from_bytes(&endpoint.to_bytes()).expect("endpoints survive the wire")
     }
 
-    pub fn connect(&self, to: &Node) -> PeerId {
+    pub(crate) fn connect(&self, to: &Node) -> PeerId {
         self.connect_to(&to.endpoint())
     }
 
-    pub fn connect_to(&self, endpoint: &Endpoint) -> PeerId {
+    pub(crate) fn connect_to(&self, endpoint: &Endpoint) -> PeerId {
         either!(self, engine => engine.connect(endpoint)).expect("reachable")
     }
 
-    pub fn region(&self, bytes: usize) -> (RegionHandle, RegionDesc) {
+    pub(crate) fn region(&self, bytes: usize) -> (RegionHandle, RegionDesc) {
         let memory = SharedMemory::create("test", bytes, Prefault::No).expect("memory");
         self.register(Arc::new(memory))
     }
 
-    pub fn register(&self, memory: Arc<SharedMemory>) -> (RegionHandle, RegionDesc) {
+    pub(crate) fn register(&self, memory: Arc<SharedMemory>) -> (RegionHandle, RegionDesc) {
         let registered = either!(self, engine => engine.register(memory));
         let (handle, descriptor) = registered.expect("room");
         let copy = RegionDesc::from_bytes(&descriptor.to_bytes()).expect("it survives the wire");
@@ -432,52 +432,55 @@ impl Node {
         (handle, copy)
     }
 
-    pub fn revoke(&self, region: &RegionHandle) -> Arc<CompletionFlag> {
+    pub(crate) fn revoke(&self, region: &RegionHandle) -> Arc<CompletionFlag> {
         let (done, flag) = Completion::flag();
         self.revoke_then(region, done);
         flag
     }
 
-    pub fn revoke_then(&self, region: &RegionHandle, done: Completion) {
+    pub(crate) fn revoke_then(&self, region: &RegionHandle, done: Completion) {
         either!(self, engine => engine.revoke(region, done)).expect("accepted");
     }
 
-    pub fn write(&self, write: Write) -> Arc<CompletionFlag> {
+    pub(crate) fn write(&self, write: Write) -> Arc<CompletionFlag> {
         self.try_write(write).expect("accepted")
     }
 
-    pub fn try_write(&self, write: Write) -> Result<Arc<CompletionFlag>, SubmitError> {
+    pub(crate) fn try_write(&self, write: Write) -> Result<Arc<CompletionFlag>, SubmitError> {
         let (done, flag) = Completion::flag();
         either!(self, engine => engine.write(write, done)).map(|()| flag)
     }
 
-    pub fn write_paged(&self, write: WritePaged) -> Arc<CompletionFlag> {
+    pub(crate) fn write_paged(&self, write: WritePaged) -> Arc<CompletionFlag> {
         self.try_write_paged(write).expect("accepted")
     }
 
-    pub fn try_write_paged(&self, write: WritePaged) -> Result<Arc<CompletionFlag>, SubmitError> {
+    pub(crate) fn try_write_paged(
+        &self,
+        write: WritePaged,
+    ) -> Result<Arc<CompletionFlag>, SubmitError> {
         let (done, flag) = Completion::flag();
         either!(self, engine => engine.write_paged(write, done)).map(|()| flag)
     }
 
-    pub fn write_then(&self, write: Write, done: Completion) {
+    pub(crate) fn write_then(&self, write: Write, done: Completion) {
         either!(self, engine => engine.write(write, done)).expect("accepted");
     }
 
-    pub fn write_paged_then(&self, write: WritePaged, done: Completion) {
+    pub(crate) fn write_paged_then(&self, write: WritePaged, done: Completion) {
         either!(self, engine => engine.write_paged(write, done)).expect("accepted");
     }
 
-    pub fn group(&self, members: Vec<GroupMember>) -> PeerGroup {
+    pub(crate) fn group(&self, members: Vec<GroupMember>) -> PeerGroup {
         either!(self, engine => engine.register_group(members)).expect("neither none nor too many")
     }
 
-    pub fn scatter(&self, scatter: Scatter) -> (Arc<CompletionFlag>, Arc<PartOutcomes>) {
+    pub(crate) fn scatter(&self, scatter: Scatter) -> (Arc<CompletionFlag>, Arc<PartOutcomes>) {
         let (done, flag) = Completion::flag();
         (flag, self.try_scatter(scatter, done).expect("accepted"))
     }
 
-    pub fn try_scatter(
+    pub(crate) fn try_scatter(
         &self,
         scatter: Scatter,
         done: Completion,
@@ -485,16 +488,16 @@ impl Node {
         either!(self, engine => engine.scatter(scatter, done))
     }
 
-    pub fn barrier(&self, barrier: &Barrier) -> (Arc<CompletionFlag>, Arc<PartOutcomes>) {
+    pub(crate) fn barrier(&self, barrier: &Barrier) -> (Arc<CompletionFlag>, Arc<PartOutcomes>) {
         let (done, flag) = Completion::flag();
         (flag, self.barrier_then(barrier, done))
     }
 
-    pub fn barrier_then(&self, barrier: &Barrier, done: Completion) -> Arc<PartOutcomes> {
+    pub(crate) fn barrier_then(&self, barrier: &Barrier, done: Completion) -> Arc<PartOutcomes> {
         either!(self, engine => engine.barrier(barrier, done)).expect("accepted")
     }
 
-    pub fn put_with_signal(
+    pub(crate) fn put_with_signal(
         &self,
         call: PutWithSignal,
     ) -> (Arc<CompletionFlag>, Arc<SignalOutcomes>) {
@@ -502,7 +505,7 @@ impl Node {
         (flag, self.try_put_with_signal(call, done).expect("accepted"))
     }
 
-    pub fn try_put_with_signal(
+    pub(crate) fn try_put_with_signal(
         &self,
         call: PutWithSignal,
         done: Completion,
@@ -510,7 +513,7 @@ impl Node {
         either!(self, engine => engine.put_with_signal(call, done))
     }
 
-    pub fn expect_mirrored(
+    pub(crate) fn expect_mirrored(
         &self,
         imm: u32,
         count: u64,
@@ -521,42 +524,50 @@ impl Node {
         either!(self, engine => engine.expect_imm_mirrored(expect, mirror, done)).map(|()| flag)
     }
 
-    pub fn send_then(&self, peer: PeerId, message: &[u8], done: Completion) {
+    pub(crate) fn send_then(&self, peer: PeerId, message: &[u8], done: Completion) {
         let message = message.to_vec();
         either!(self, engine => engine.send(peer, message, LONG, done)).expect("accepted");
     }
 
-    pub fn expect_then(&self, imm: u32, count: u64, done: Completion) {
+    pub(crate) fn expect_then(&self, imm: u32, count: u64, done: Completion) {
         let expect = Expect { imm, count, deadline: None };
         either!(self, engine => engine.expect_imm(expect, done)).expect("accepted");
     }
 
-    pub fn cancel_imm_then(&self, imm: u32, done: Completion) {
+    pub(crate) fn cancel_imm_then(&self, imm: u32, done: Completion) {
         either!(self, engine => engine.cancel_imm(imm, done)).expect("accepted");
     }
 
-    pub fn drain_group_then(&self, group: u64, done: Completion) {
+    pub(crate) fn drain_group_then(&self, group: u64, done: Completion) {
         either!(self, engine => engine.drain_group(group, done)).expect("accepted");
     }
 
-    pub fn send(&self, peer: PeerId, message: &[u8]) -> Result<Arc<CompletionFlag>, SubmitError> {
+    pub(crate) fn send(
+        &self,
+        peer: PeerId,
+        message: &[u8],
+    ) -> Result<Arc<CompletionFlag>, SubmitError> {
         let (done, flag) = Completion::flag();
         let message = message.to_vec();
         either!(self, engine => engine.send(peer, message, LONG, done)).map(|()| flag)
     }
 
-    pub fn expect(&self, imm: u32, count: u64) -> Arc<CompletionFlag> {
+    pub(crate) fn expect(&self, imm: u32, count: u64) -> Arc<CompletionFlag> {
         self.expect_within(imm, count, None)
     }
 
-    pub fn try_expect(&self, imm: u32, count: u64) -> Result<Arc<CompletionFlag>, SubmitError> {
+    pub(crate) fn try_expect(
+        &self,
+        imm: u32,
+        count: u64,
+    ) -> Result<Arc<CompletionFlag>, SubmitError> {
         let (done, flag) = Completion::flag();
         let expect = Expect { imm, count, deadline: None };
         either!(self, engine => engine.expect_imm(expect, done))?;
         Ok(flag)
     }
 
-    pub fn expect_within(
+    pub(crate) fn expect_within(
         &self,
         imm: u32,
         count: u64,
@@ -568,34 +579,34 @@ impl Node {
         flag
     }
 
-    pub fn cancel_imm(&self, imm: u32) -> Arc<CompletionFlag> {
+    pub(crate) fn cancel_imm(&self, imm: u32) -> Arc<CompletionFlag> {
         let (done, flag) = Completion::flag();
         either!(self, engine => engine.cancel_imm(imm, done)).expect("accepted");
         flag
     }
 
-    pub fn drain_group(&self, group: u64) -> Arc<CompletionFlag> {
+    pub(crate) fn drain_group(&self, group: u64) -> Arc<CompletionFlag> {
         let (done, flag) = Completion::flag();
         either!(self, engine => engine.drain_group(group, done)).expect("accepted");
         flag
     }
 
-    pub fn cut_off(&self, peer: PeerId) -> Arc<CompletionFlag> {
+    pub(crate) fn cut_off(&self, peer: PeerId) -> Arc<CompletionFlag> {
         let (done, flag) = Completion::flag();
         self.cut_off_then(peer, done);
         flag
     }
 
-    pub fn cut_off_then(&self, peer: PeerId, done: Completion) {
+    pub(crate) fn cut_off_then(&self, peer: PeerId, done: Completion) {
         either!(self, engine => engine.cut_off(peer, done)).expect("accepted");
     }
 
-    pub fn set_wanted(&self, peer: PeerId, wanted: bool) -> Result<(), SubmitError> {
+    pub(crate) fn set_wanted(&self, peer: PeerId, wanted: bool) -> Result<(), SubmitError> {
         either!(self, engine => engine.set_wanted(peer, wanted))
     }
 
     /// Why sessions were lost, in order.
-    pub fn losses(&self) -> Vec<(PeerId, Loss)> {
+    pub(crate) fn losses(&self) -> Vec<(PeerId, Loss)> {
         let events = self.events.lock().expect("events");
         let lost = events.iter().filter_map(|event| match event {
             PeerEvent::SessionLost { peer, why, .. } => Some((*peer, *why)),
@@ -604,7 +615,7 @@ impl Node {
         lost.collect()
     }
 
-    pub fn lost_sessions(&self) -> Vec<PeerId> {
+    pub(crate) fn lost_sessions(&self) -> Vec<PeerId> {
         let events = self.events.lock().expect("events");
         let lost = events.iter().filter_map(|event| match event {
             PeerEvent::SessionLost { peer, .. } => Some(*peer),
@@ -613,7 +624,7 @@ impl Node {
         lost.collect()
     }
 
-    pub fn lost_writers(&self) -> Vec<u64> {
+    pub(crate) fn lost_writers(&self) -> Vec<u64> {
         let events = self.events.lock().expect("events");
         let lost = events.iter().filter_map(|event| match event {
             PeerEvent::WriterLost { incarnation, .. } => Some(*incarnation),
@@ -635,7 +646,7 @@ impl Node {
         of_domain.map(|metric| metric.get_counter().get_value() as u64).sum()
     }
 
-    pub fn refused_and_corrupt(&self) -> (u64, u64) {
+    pub(crate) fn refused_and_corrupt(&self) -> (u64, u64) {
         match self.engine.borrow().as_ref() {
             Some(Engine::Sim(engine)) => (engine.counts().refused, engine.counts().corrupt),
             Some(Engine::Real { registry, .. }) => (
@@ -654,24 +665,24 @@ fn total(registry: &prometheus::Registry, name: &str) -> u64 {
 }
 
 /// Bytes that differ from place to place.
-pub fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
+pub(crate) fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed) ^ (at >> 8) as u8).collect()
 }
 
-pub fn fill(region: &RegionHandle, seed: u8) -> Vec<u8> {
+pub(crate) fn fill(region: &RegionHandle, seed: u8) -> Vec<u8> {
     let bytes = pattern(seed, region.memory().len());
     region.memory().copy_from(0, &bytes).expect("it fits");
     bytes
 }
 
-pub fn read(region: &RegionHandle, offset: usize, bytes: usize) -> Vec<u8> {
+pub(crate) fn read(region: &RegionHandle, offset: usize, bytes: usize) -> Vec<u8> {
     let mut copy = vec![0; bytes];
     region.memory().copy_to(offset, &mut copy).expect("it fits");
     copy
 }
 
 /// A write of a whole region to the start of another; cases change what they need.
-pub fn whole(peer: PeerId, source: &RegionHandle, target: RegionDesc, imm: u32) -> Write {
+pub(crate) fn whole(peer: PeerId, source: &RegionHandle, target: RegionDesc, imm: u32) -> Write {
     let bytes = source.memory().len();
     Write {
         peer,

@@ -8,7 +8,7 @@ use kvasir_transfer::{Completion, RegionHandle, Write, WriteError};
 
 use crate::fabric::{Fabric, Kind, fill, read, whole};
 
-pub fn a_drained_group_is_settled(fabric: &Fabric) {
+pub(crate) fn a_drained_group_is_settled(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(64 << 10);
     let (target, descriptor) = b.region(64 << 10);
@@ -35,7 +35,7 @@ pub fn a_drained_group_is_settled(fabric: &Fabric) {
     assert_eq!(fabric.outcome(&a.drain_group(99)), Ok(()), "nothing to drain is drained");
 }
 
-pub fn a_write_that_is_not_issued_in_time_never_lands(fabric: &Fabric) {
+pub(crate) fn a_write_that_is_not_issued_in_time_never_lands(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(1 << 20);
     let (target, descriptor) = b.region(1 << 20);
@@ -54,7 +54,7 @@ pub fn a_write_that_is_not_issued_in_time_never_lands(fabric: &Fabric) {
     assert_eq!(read(&target, 0, 100), [0; 100]);
 }
 
-pub fn nothing_lands_after_a_cut_off(fabric: &Fabric) {
+pub(crate) fn nothing_lands_after_a_cut_off(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(64 << 10);
     let (target, descriptor) = b.region(64 << 10);
@@ -94,7 +94,7 @@ pub fn nothing_lands_after_a_cut_off(fabric: &Fabric) {
     assert_eq!(outcome, Ok(()));
 }
 
-pub fn a_cut_off_holds_against_connections_that_are_not_made_yet(fabric: &Fabric) {
+pub(crate) fn a_cut_off_holds_against_connections_that_are_not_made_yet(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(100);
     let (target, descriptor) = b.region(100);
@@ -150,11 +150,11 @@ fn stop_at_any_moment(fabric: &Fabric, stop: fn(&Fabric, &RegionHandle, Completi
     }
 }
 
-pub fn a_revocation_waits_for_what_is_under_way(fabric: &Fabric) {
+pub(crate) fn a_revocation_waits_for_what_is_under_way(fabric: &Fabric) {
     stop_at_any_moment(fabric, |fabric, target, done| fabric.b.revoke_then(target, done));
 }
 
-pub fn a_cut_off_waits_for_what_is_under_way(fabric: &Fabric) {
+pub(crate) fn a_cut_off_waits_for_what_is_under_way(fabric: &Fabric) {
     if fabric.kind == Kind::EfaTcp {
         // libfabric's provider `tcp` crashes before 1.18 when an endpoint closes into which a write is
         // arriving (docs/decisions/0016). It is for development only.
@@ -166,7 +166,7 @@ pub fn a_cut_off_waits_for_what_is_under_way(fabric: &Fabric) {
     });
 }
 
-pub fn a_lost_peer_ends_what_was_meant_for_it(fabric: &Fabric) {
+pub(crate) fn a_lost_peer_ends_what_was_meant_for_it(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(256 << 10);
     let (_target, descriptor) = b.region(256 << 10);
@@ -184,7 +184,7 @@ pub fn a_lost_peer_ends_what_was_meant_for_it(fabric: &Fabric) {
     assert_eq!(fabric.outcome(&late), Err(WriteError::PeerGone));
 }
 
-pub fn a_former_incarnation_cannot_be_reached(fabric: &Fabric) {
+pub(crate) fn a_former_incarnation_cannot_be_reached(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(100);
     let (_target, descriptor) = b.region(100);
@@ -196,7 +196,7 @@ pub fn a_former_incarnation_cannot_be_reached(fabric: &Fabric) {
     fabric.until("the event", || a.lost_sessions() == [peer]);
 }
 
-pub fn the_throttle_paces(fabric: &Fabric) {
+pub(crate) fn the_throttle_paces(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (source, _) = a.region(64 << 10);
     let (_target, descriptor) = b.region(64 << 10);

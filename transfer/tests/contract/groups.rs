@@ -59,7 +59,7 @@ fn slice(member: usize, imm: u32) -> ScatterSlice {
     }
 }
 
-pub fn a_scatter_gives_each_member_its_slice(fabric: &Fabric) {
+pub(crate) fn a_scatter_gives_each_member_its_slice(fabric: &Fabric) {
     let crowd = crowd(fabric);
     let reached: Vec<_> = crowd.nodes.iter().map(|node| node.expect(7, 1)).collect();
     let slices = (0..MEMBERS).map(|member| slice(member, 7)).collect();
@@ -75,7 +75,7 @@ pub fn a_scatter_gives_each_member_its_slice(fabric: &Fabric) {
     }
 }
 
-pub fn a_scatter_may_name_some_members_often_and_others_never(fabric: &Fabric) {
+pub(crate) fn a_scatter_may_name_some_members_often_and_others_never(fabric: &Fabric) {
     let crowd = crowd(fabric);
     // Each with an immediate of its own.
     let slices =
@@ -95,7 +95,7 @@ pub fn a_scatter_may_name_some_members_often_and_others_never(fabric: &Fabric) {
     assert!(outcomes.is_empty());
 }
 
-pub fn a_long_slice_of_a_scatter_is_one_count(fabric: &Fabric) {
+pub(crate) fn a_long_slice_of_a_scatter_is_one_count(fabric: &Fabric) {
     let crowd = crowd(fabric);
     let reached = crowd.nodes[2].expect(7, 2);
     let long = ScatterSlice { bytes: 15_000, target_offset: 0, ..slice(2, 7) };
@@ -106,7 +106,7 @@ pub fn a_long_slice_of_a_scatter_is_one_count(fabric: &Fabric) {
     assert_eq!(reached.get(), None, "one of two: its slices are not counted");
 }
 
-pub fn a_barrier_is_counted_at_every_member_and_moves_nothing(fabric: &Fabric) {
+pub(crate) fn a_barrier_is_counted_at_every_member_and_moves_nothing(fabric: &Fabric) {
     let crowd = crowd(fabric);
     let reached: Vec<_> = crowd.nodes.iter().map(|node| node.expect(9, 2)).collect();
     for round in 0..2 {
@@ -123,7 +123,7 @@ pub fn a_barrier_is_counted_at_every_member_and_moves_nothing(fabric: &Fabric) {
     }
 }
 
-pub fn everybody_passes_a_barrier_that_everybody_has_reached(fabric: &Fabric) {
+pub(crate) fn everybody_passes_a_barrier_that_everybody_has_reached(fabric: &Fabric) {
     // Each of three engines tells the two others, and waits for both.
     let nodes: Vec<Node> = (0..3).map(|_| fabric.node()).collect();
     let regions: Vec<_> = nodes.iter().map(|node| node.region(64)).collect();
@@ -152,7 +152,7 @@ pub fn everybody_passes_a_barrier_that_everybody_has_reached(fabric: &Fabric) {
     }
 }
 
-pub fn a_lost_member_fails_its_own_part_only(fabric: &Fabric) {
+pub(crate) fn a_lost_member_fails_its_own_part_only(fabric: &Fabric) {
     let crowd = crowd(fabric);
     let (done, _) = fabric.a.barrier(&crowd.barrier(5));
     assert_eq!(fabric.outcome(&done), Ok(()));
@@ -170,7 +170,7 @@ pub fn a_lost_member_fails_its_own_part_only(fabric: &Fabric) {
     }
 }
 
-pub fn a_refused_slice_fails_its_own_part_only(fabric: &Fabric) {
+pub(crate) fn a_refused_slice_fails_its_own_part_only(fabric: &Fabric) {
     let crowd = crowd(fabric);
     assert_eq!(fabric.outcome(&crowd.nodes[3].revoke(&crowd.targets[3])), Ok(()));
     let outside = ScatterSlice { target_offset: 16 << 10, ..slice(0, 7) };
@@ -184,7 +184,7 @@ pub fn a_refused_slice_fails_its_own_part_only(fabric: &Fabric) {
     assert_eq!(outcomes.get(3), Some(Ok(())));
 }
 
-pub fn a_scatter_that_cannot_be_sent_is_not_accepted(fabric: &Fabric) {
+pub(crate) fn a_scatter_that_cannot_be_sent_is_not_accepted(fabric: &Fabric) {
     let crowd = crowd(fabric);
     let submit = |scatter| fabric.a.try_scatter(scatter, Completion::Ignore).err();
     let nobody = crowd.scatter(vec![slice(0, 7), slice(MEMBERS, 7)]);
@@ -199,7 +199,7 @@ pub fn a_scatter_that_cannot_be_sent_is_not_accepted(fabric: &Fabric) {
     assert_eq!(read(&crowd.targets[0], 0, 16 << 10), vec![0; 16 << 10], "nothing was sent");
 }
 
-pub fn a_scatter_is_drained_with_its_group(fabric: &Fabric) {
+pub(crate) fn a_scatter_is_drained_with_its_group(fabric: &Fabric) {
     let crowd = crowd(fabric);
     // 290 ms of bytes at the throttle's rate.
     let whole = |member| ScatterSlice { bytes: 15_000, ..slice(member, 7) };

@@ -6,7 +6,7 @@ use kvasir_transfer::{Loss, SubmitError, WriteError};
 
 use crate::fabric::{Fabric, Kind, whole};
 
-pub fn a_wanted_peer_that_falls_silent_is_lost(fabric: &Fabric) {
+pub(crate) fn a_wanted_peer_that_falls_silent_is_lost(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let peer = a.connect(b);
     assert_eq!(a.set_wanted(peer, true), Ok(()));
@@ -27,7 +27,7 @@ pub fn a_wanted_peer_that_falls_silent_is_lost(fabric: &Fabric) {
     assert_eq!(fabric.outcome(&late), Err(WriteError::PeerGone));
 }
 
-pub fn a_wanted_peer_that_was_never_used_is_lost_too(fabric: &Fabric) {
+pub(crate) fn a_wanted_peer_that_was_never_used_is_lost_too(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let peer = a.connect(b);
     assert_eq!(a.set_wanted(peer, true), Ok(()));
@@ -40,7 +40,7 @@ pub fn a_wanted_peer_that_was_never_used_is_lost_too(fabric: &Fabric) {
     assert!(matches!(why, Loss::Closed | Loss::Unreachable), "{why:?}");
 }
 
-pub fn a_wanted_peer_that_lives_is_kept(fabric: &Fabric) {
+pub(crate) fn a_wanted_peer_that_lives_is_kept(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let peer = a.connect(b);
     assert_eq!(a.set_wanted(peer, true), Ok(()));
@@ -52,7 +52,7 @@ pub fn a_wanted_peer_that_lives_is_kept(fabric: &Fabric) {
     assert_eq!(fabric.outcome(&a.write(whole(peer, &source, descriptor, 6))), Ok(()));
 }
 
-pub fn a_peer_that_nobody_wants_may_be_silent(fabric: &Fabric) {
+pub(crate) fn a_peer_that_nobody_wants_may_be_silent(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let (wanted, peer) = (fabric.node(), a.connect(b));
     for text in [b"one", b"two"] {
@@ -73,7 +73,7 @@ pub fn a_peer_that_nobody_wants_may_be_silent(fabric: &Fabric) {
     fabric.thaw(&wanted);
 }
 
-pub fn a_loss_says_why(fabric: &Fabric) {
+pub(crate) fn a_loss_says_why(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let send = |peer, text: &[u8]| fabric.outcome(&a.send(peer, text).expect("accepted"));
     // Cut off: the next session is told.

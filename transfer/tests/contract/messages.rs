@@ -11,7 +11,7 @@ fn refused(refusal: Refusal) -> Result<(), WriteError> {
     Err(WriteError::Refused(refusal))
 }
 
-pub fn a_message_longer_than_the_receivers_buffers_is_refused(fabric: &Fabric) {
+pub(crate) fn a_message_longer_than_the_receivers_buffers_is_refused(fabric: &Fabric) {
     let small = fabric.node_with(Options { message_bytes_max: 1000, ..Options::default() });
     let peer = fabric.a.connect(&small);
     let send = |bytes| fabric.outcome(&fabric.a.send(peer, &vec![1; bytes]).expect("accepted"));
@@ -27,7 +27,7 @@ pub fn a_message_longer_than_the_receivers_buffers_is_refused(fabric: &Fabric) {
     assert!(heard.iter().all(|(_, message)| message.len() == 1000));
 }
 
-pub fn while_the_application_holds_every_buffer_messages_are_refused(fabric: &Fabric) {
+pub(crate) fn while_the_application_holds_every_buffer_messages_are_refused(fabric: &Fabric) {
     let (a, b) = (&fabric.a, &fabric.b);
     let peer = a.connect(b);
     let send = |text: &str| fabric.outcome(&a.send(peer, text.as_bytes()).expect("accepted"));
@@ -59,7 +59,7 @@ pub fn while_the_application_holds_every_buffer_messages_are_refused(fabric: &Fa
     assert_eq!(heard, expected, "each that was taken, once, and none that was refused");
 }
 
-pub fn buffers_that_are_given_back_at_once_are_enough_for_any_burst(fabric: &Fabric) {
+pub(crate) fn buffers_that_are_given_back_at_once_are_enough_for_any_burst(fabric: &Fabric) {
     // Four buffers, and hundreds of messages at a time.
     let (a, b) = (&fabric.a, &fabric.b);
     let peer = a.connect(b);

@@ -121,13 +121,13 @@ fn check_order(fabric: &Fabric, mode: SignalMode, ordered_by: OrderedBy, value: 
     }
 }
 
-pub fn a_signal_is_seen_only_behind_its_data(fabric: &Fabric) {
+pub(crate) fn a_signal_is_seen_only_behind_its_data(fabric: &Fabric) {
     for (value, mode) in (1..).zip(modes()) {
         check_order(fabric, mode, OrderedBy::Host, value << 32 | value);
     }
 }
 
-pub fn whoever_asks_for_the_cards_order_gets_it_or_is_told_of_the_counter(fabric: &Fabric) {
+pub(crate) fn whoever_asks_for_the_cards_order_gets_it_or_is_told_of_the_counter(fabric: &Fabric) {
     if orders_by_itself(fabric) {
         for (value, mode) in (1..).zip(modes()) {
             check_order(fabric, mode, OrderedBy::Nic, value << 32 | value);
@@ -149,7 +149,7 @@ pub fn whoever_asks_for_the_cards_order_gets_it_or_is_told_of_the_counter(fabric
 }
 
 /// Puts of many slices, of equal values again and again.
-pub fn a_signal_is_behind_every_slice_of_its_data(fabric: &Fabric) {
+pub(crate) fn a_signal_is_behind_every_slice_of_its_data(fabric: &Fabric) {
     let target = target(fabric, &fabric.b);
     let ordered_by = if orders_by_itself(fabric) { OrderedBy::Nic } else { OrderedBy::Host };
     for round in 1..=20 {
@@ -163,7 +163,7 @@ pub fn a_signal_is_behind_every_slice_of_its_data(fabric: &Fabric) {
     }
 }
 
-pub fn a_transfer_of_which_a_put_is_refused_has_no_signal(fabric: &Fabric) {
+pub(crate) fn a_transfer_of_which_a_put_is_refused_has_no_signal(fabric: &Fabric) {
     let target = target(fabric, &fabric.b);
     let refused = WriteError::Refused(Refusal::OutOfBounds);
     for (round, ordered_by) in (1..).zip([OrderedBy::Host, OrderedBy::Nic]) {
@@ -185,7 +185,7 @@ pub fn a_transfer_of_which_a_put_is_refused_has_no_signal(fabric: &Fabric) {
     }
 }
 
-pub fn a_signal_that_may_not_be_stored_is_refused(fabric: &Fabric) {
+pub(crate) fn a_signal_that_may_not_be_stored_is_refused(fabric: &Fabric) {
     let target = target(fabric, &fabric.b);
     let (revoked, revoked_descriptor) = fabric.b.region(4096);
     assert_eq!(fabric.outcome(&fabric.b.revoke(&revoked)), Ok(()));
@@ -204,7 +204,7 @@ pub fn a_signal_that_may_not_be_stored_is_refused(fabric: &Fabric) {
     assert!(fabric.refused_and_corrupt().0 >= 2, "refusals are counted");
 }
 
-pub fn a_batch_of_which_a_peer_is_lost_goes_on_with_the_others(fabric: &Fabric) {
+pub(crate) fn a_batch_of_which_a_peer_is_lost_goes_on_with_the_others(fabric: &Fabric) {
     let gone = fabric.node();
     let (target, lost) = (target(fabric, &fabric.b), target(fabric, &gone));
     fabric.kill(&gone);
@@ -216,7 +216,7 @@ pub fn a_batch_of_which_a_peer_is_lost_goes_on_with_the_others(fabric: &Fabric) 
     assert_eq!((outcomes.get(1), target.word(0)), (Some(Ok(())), 3));
 }
 
-pub fn a_drained_batch_signals_nothing_afterwards(fabric: &Fabric) {
+pub(crate) fn a_drained_batch_signals_nothing_afterwards(fabric: &Fabric) {
     let target = target(fabric, &fabric.b);
     // 100 ms of bytes at the throttle's rate.
     let transfers = (0..TRANSFERS).map(|at| target.transfer(at, TRANSFERS, 9)).collect();
@@ -236,7 +236,7 @@ pub fn a_drained_batch_signals_nothing_afterwards(fabric: &Fabric) {
     assert_eq!(outcomes.get(TRANSFERS - 1), Some(Err(WriteError::Cancelled)));
 }
 
-pub fn a_batch_ends_by_its_deadline(fabric: &Fabric) {
+pub(crate) fn a_batch_ends_by_its_deadline(fabric: &Fabric) {
     let target = target(fabric, &fabric.b);
     let transfers = (0..2).map(|at| target.transfer(at, 2, 9)).collect();
     let deadline = Duration::from_millis(30);
@@ -249,7 +249,7 @@ pub fn a_batch_ends_by_its_deadline(fabric: &Fabric) {
     assert_eq!((target.word(0), target.word(1)), (0, 0), "the puts were not even all issued");
 }
 
-pub fn what_cannot_be_put_with_a_signal_is_not_accepted(fabric: &Fabric) {
+pub(crate) fn what_cannot_be_put_with_a_signal_is_not_accepted(fabric: &Fabric) {
     let target = target(fabric, &fabric.b);
     let refused = |change: fn(&mut SignalledPut)| {
         let mut transfer = target.transfer(0, 1, 1);
@@ -272,7 +272,7 @@ pub fn what_cannot_be_put_with_a_signal_is_not_accepted(fabric: &Fabric) {
     assert_eq!((fabric.outcome(&done), outcomes.len()), (Ok(()), 0), "nothing to do is done");
 }
 
-pub fn a_count_that_is_reached_is_mirrored(fabric: &Fabric) {
+pub(crate) fn a_count_that_is_reached_is_mirrored(fabric: &Fabric) {
     let target = target(fabric, &fabric.b);
     let mirror = |offset| Mirror { memory: target.region.memory().clone().into(), offset };
     let word = |at: usize| target.word(at);
@@ -299,7 +299,7 @@ pub fn a_count_that_is_reached_is_mirrored(fabric: &Fabric) {
 }
 
 /// They take turns on the same connections.
-pub fn puts_and_other_writes_do_not_hold_up_each_other(fabric: &Fabric) {
+pub(crate) fn puts_and_other_writes_do_not_hold_up_each_other(fabric: &Fabric) {
     let target = target(fabric, &fabric.b);
     let (other, descriptor) = fabric.b.region(DATA_BYTES);
     let reached = fabric.b.expect(3, 50);

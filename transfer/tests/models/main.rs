@@ -4,6 +4,8 @@
 //! It is not a copy that is tested: the files of the crate themselves are compiled here, over the
 //! atomics of `sync`, the memory of `memory` and the waiters of `payload` below instead of the crate's.
 
+#![allow(unreachable_pub, reason = "a public module of the package is a private one here")]
+
 mod memory;
 
 mod sync {

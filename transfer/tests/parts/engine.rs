@@ -14,18 +14,18 @@ use kvasir_transfer::{
 
 const LONG: Duration = Duration::from_secs(30);
 
-pub fn tcp_config() -> TransferConfig {
+pub(crate) fn tcp_config() -> TransferConfig {
     let tcp_listen = Some(([127, 0, 0, 1], 0).into());
     TransferConfig { preferred: Domain::Tcp, tcp_listen, ..TransferConfig::default() }
 }
 
-pub fn start(config: TransferConfig) -> (TransferEngine, prometheus::Registry) {
+pub(crate) fn start(config: TransferConfig) -> (TransferEngine, prometheus::Registry) {
     let registry = prometheus::Registry::new();
     let engine = TransferEngine::start(config, Handlers::default(), &registry).expect("started");
     (engine, registry)
 }
 
-pub fn counter(registry: &prometheus::Registry, name: &str, labels: &[&str]) -> f64 {
+pub(crate) fn counter(registry: &prometheus::Registry, name: &str, labels: &[&str]) -> f64 {
     let families = registry.gather();
     let family = families.iter().find(|family| family.name() == name).expect("registered");
     let wanted = family.get_metric().iter().filter(|metric| {
@@ -34,7 +34,7 @@ pub fn counter(registry: &prometheus::Registry, name: &str, labels: &[&str]) -> 
     wanted.map(|metric| metric.get_counter().get_value() + metric.get_gauge().get_value()).sum()
 }
 
-pub fn region(bytes: usize) -> Arc<SharedMemory> {
+pub(crate) fn region(bytes: usize) -> Arc<SharedMemory> {
     Arc::new(SharedMemory::create("test", bytes, Prefault::No).expect("memory"))
 }
 

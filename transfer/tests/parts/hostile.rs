@@ -126,7 +126,7 @@ fn whoever_says_nothing_is_closed_after_a_while() {
 }
 
 /// Forwards a greeting, or the answer to one.
-pub fn pass_greeting(from: &mut TcpStream, to: &mut TcpStream) {
+pub(crate) fn pass_greeting(from: &mut TcpStream, to: &mut TcpStream) {
     let mut prefix = [0; 8];
     from.read_exact(&mut prefix).expect("a greeting");
     let length = u32::from_le_bytes([prefix[4], prefix[5], prefix[6], prefix[7]]) as usize;

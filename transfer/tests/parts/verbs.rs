@@ -16,79 +16,79 @@ use crate::device;
 use crate::engine::{counter, start, tcp_config};
 use crate::hostile::pass_greeting;
 
-pub const LONG: Duration = Duration::from_secs(30);
+pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-pub fn config(change: impl FnOnce(&mut VerbsConfig)) -> Option<TransferConfig> {
+pub(crate) fn config(change: impl FnOnce(&mut VerbsConfig)) -> Option<TransferConfig> {
     let mut verbs = device::named()?.clone();
     change(&mut verbs);
     let config = TransferConfig { preferred: Domain::Verbs, verbs: Some(verbs), ..tcp_config() };
     Some(config)
 }
 
-pub struct Side {
+pub(crate) struct Side {
     pub engine: TransferEngine,
     pub registry: prometheus::Registry,
 }
 
 impl Side {
-    pub fn new(config: TransferConfig) -> Self {
+    pub(crate) fn new(config: TransferConfig) -> Self {
         let (engine, registry) = start(config);
         Side { engine, registry }
     }
 
-    pub fn region(&self, bytes: usize) -> (RegionHandle, RegionDesc) {
+    pub(crate) fn region(&self, bytes: usize) -> (RegionHandle, RegionDesc) {
         let memory = SharedMemory::create("t", bytes, Prefault::No).expect("memory");
         self.engine.register(Arc::new(memory)).expect("room")
     }
 
-    pub fn peer(&self, to: &Side) -> PeerId {
+    pub(crate) fn peer(&self, to: &Side) -> PeerId {
         let endpoint = to.engine.endpoint().to_bytes();
         let endpoint = Endpoint::from_bytes(&endpoint).expect("it survives the wire");
         self.engine.connect(&endpoint).expect("reachable")
     }
 
-    pub fn write(&self, write: Write) -> CompletionFuture {
+    pub(crate) fn write(&self, write: Write) -> CompletionFuture {
         let (done, written) = Completion::future();
         self.engine.write(write, done).expect("accepted");
         written
     }
 
-    pub fn expect(&self, imm: u32, count: u64) -> CompletionFuture {
+    pub(crate) fn expect(&self, imm: u32, count: u64) -> CompletionFuture {
         let (done, reached) = Completion::future();
         self.engine.expect_imm(Expect { imm, count, deadline: None }, done).expect("accepted");
         reached
     }
 
-    pub fn revoke(&self, region: &RegionHandle) {
+    pub(crate) fn revoke(&self, region: &RegionHandle) {
         let (done, revoked) = Completion::future();
         self.engine.revoke(region, done).expect("accepted");
         assert_eq!(outcome(&revoked), Ok(()));
     }
 
-    pub fn closed(&self, reason: &str) -> f64 {
+    pub(crate) fn closed(&self, reason: &str) -> f64 {
         self.closed_by("verbs", reason)
     }
 
-    pub fn closed_by(&self, domain: &str, reason: &str) -> f64 {
+    pub(crate) fn closed_by(&self, domain: &str, reason: &str) -> f64 {
         let labels = [domain, reason];
         counter(&self.registry, "kvasir_transfer_connections_closed_total", &labels)
     }
 
     /// How often a way was left alone for a moment, because it had ended again and again.
-    pub fn paused(&self, domain: Domain) -> f64 {
+    pub(crate) fn paused(&self, domain: Domain) -> f64 {
         counter(&self.registry, "kvasir_transfer_ways_paused_total", &[domain.label()])
     }
 
-    pub fn sent(&self, domain: Domain) -> f64 {
+    pub(crate) fn sent(&self, domain: Domain) -> f64 {
         counter(&self.registry, "kvasir_transfer_bytes_total", &[domain.label(), "sent"])
     }
 }
 
-pub fn outcome(future: &CompletionFuture) -> Outcome {
+pub(crate) fn outcome(future: &CompletionFuture) -> Outcome {
     future.wait_timeout(LONG).expect("every operation ends")
 }
 
-pub fn inline(peer: PeerId, target: RegionDesc, bytes: Vec<u8>, imm: u32) -> Write {
+pub(crate) fn inline(peer: PeerId, target: RegionDesc, bytes: Vec<u8>, imm: u32) -> Write {
     Write {
         peer,
         source: Source::Inline(bytes),
@@ -101,7 +101,7 @@ pub fn inline(peer: PeerId, target: RegionDesc, bytes: Vec<u8>, imm: u32) -> Wri
     }
 }
 
-pub fn read(region: &RegionHandle, offset: usize, bytes: usize) -> Vec<u8> {
+pub(crate) fn read(region: &RegionHandle, offset: usize, bytes: usize) -> Vec<u8> {
     let mut copy = vec![0; bytes];
     region.memory().copy_to(offset, &mut copy).expect("it fits");
     copy
@@ -190,7 +190,7 @@ fn rubbish_beside_a_pipe_ends_its_path_and_nothing_else() {
 }
 
 /// The greeting of an engine that wants a card for its writes.
-pub fn greeting(to: &Endpoint, domain: u8, card: &[u8]) -> Vec<u8> {
+pub(crate) fn greeting(to: &Endpoint, domain: u8, card: &[u8]) -> Vec<u8> {
     start(tcp_config()).0.greeting(to, domain.into(), card.to_vec())
 }
 

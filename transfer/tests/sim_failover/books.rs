@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use kvasir_transfer::{Outcome, SharedMemory, WriteError};
 
-pub const SLOT_BYTES: usize = 8192;
+pub(crate) const SLOT_BYTES: usize = 8192;
 
 /// Shared with the callbacks.
 #[derive(Clone, Default)]
-pub struct Books(Arc<Mutex<Inner>>);
+pub(crate) struct Books(Arc<Mutex<Inner>>);
 
 #[derive(Default)]
-pub struct Inner {
+pub(crate) struct Inner {
     pub txs: BTreeMap<u64, Tx>,
     pub ops: BTreeMap<u64, Op>,
     pub messages: BTreeMap<u64, Message>,
@@ -31,25 +31,25 @@ pub struct Inner {
 
 /// A slot in the receiver's memory.
 #[derive(Clone)]
-pub struct Place {
+pub(crate) struct Place {
     pub memory: Arc<SharedMemory>,
     pub offset: usize,
 }
 
 impl Place {
-    pub fn read(&self) -> Vec<u8> {
+    pub(crate) fn read(&self) -> Vec<u8> {
         let mut bytes = vec![0; SLOT_BYTES];
         self.memory.copy_to(self.offset, &mut bytes).expect("it fits");
         bytes
     }
 
-    pub fn fill(&self, byte: u8) {
+    pub(crate) fn fill(&self, byte: u8) {
         self.memory.copy_from(self.offset, &[byte; SLOT_BYTES]).expect("it fits");
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// Its writes may land.
     Open,
     /// It is being given up: nobody may use its place before that is confirmed.
@@ -58,7 +58,7 @@ pub enum Stage {
     Over,
 }
 
-pub struct Tx {
+pub(crate) struct Tx {
     pub writer: usize,
     pub imm: u32,
     pub place: Place,
@@ -77,7 +77,7 @@ pub struct Tx {
     pub was_cut: bool,
 }
 
-pub struct Op {
+pub(crate) struct Op {
     pub tx: u64,
     pub deadline_us: u64,
     pub is_short: bool,
@@ -87,7 +87,7 @@ pub struct Op {
     pub source: Vec<(Place, usize, usize)>,
 }
 
-pub struct Message {
+pub(crate) struct Message {
     pub from: usize,
     pub is_short: bool,
     pub untrusted: bool,
@@ -96,7 +96,7 @@ pub struct Message {
 }
 
 /// The byte that a transaction leaves in its place.
-pub fn mark(tx: u64) -> u8 {
+pub(crate) fn mark(tx: u64) -> u8 {
     0x80 | (tx % 0x7f) as u8
 }
 
@@ -122,14 +122,14 @@ fn code(outcome: Outcome) -> u64 {
 }
 
 impl Books {
-    pub fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().expect("nothing panics while it holds the books")
     }
 
     // ---- what is told ----
 
     /// The receiver is told that its count is reached, or not.
-    pub fn expectation_ended(&self, now_us: u64, id: u64, outcome: Outcome) {
+    pub(crate) fn expectation_ended(&self, now_us: u64, id: u64, outcome: Outcome) {
         let mut books = self.lock();
         books.log.push((now_us, id, code(outcome)));
         let Some(tx) = books.txs.get_mut(&id) else { return };
@@ -157,7 +157,7 @@ impl Books {
         books.violations.extend(wrong);
     }
 
-    pub fn op_ended(&self, now_us: u64, id: u64, outcome: Outcome) {
+    pub(crate) fn op_ended(&self, now_us: u64, id: u64, outcome: Outcome) {
         let mut books = self.lock();
         let Inner { ops, txs, violations, imm_uses, untrusted, dead, log, .. } = &mut *books;
         log.push((now_us, id, code(outcome)));
@@ -198,7 +198,7 @@ impl Books {
     }
 
     /// Nothing of the transaction lands any more: its place is used for something else.
-    pub fn confirmed(&self, id: u64) {
+    pub(crate) fn confirmed(&self, id: u64) {
         let mut books = self.lock();
         let Some(tx) = books.txs.get_mut(&id) else { return };
         if tx.stage != Stage::Over {
@@ -208,7 +208,7 @@ impl Books {
     }
 
     /// The receiver has cancelled the immediate, and is told that this is done.
-    pub fn imm_cancelled(&self, id: u64) {
+    pub(crate) fn imm_cancelled(&self, id: u64) {
         let mut books = self.lock();
         let Some(tx) = books.txs.get(&id) else { return };
         if tx.is_expected && tx.expectation.is_none() {
@@ -216,7 +216,7 @@ impl Books {
         }
     }
 
-    pub fn message_delivered(&self, now_us: u64, id: u64) {
+    pub(crate) fn message_delivered(&self, now_us: u64, id: u64) {
         let mut books = self.lock();
         books.log.push((now_us, id, 99));
         let Some(message) = books.messages.get_mut(&id) else {
@@ -229,7 +229,7 @@ impl Books {
         }
     }
 
-    pub fn message_ended(&self, now_us: u64, id: u64, outcome: Outcome) {
+    pub(crate) fn message_ended(&self, now_us: u64, id: u64, outcome: Outcome) {
         let mut books = self.lock();
         books.log.push((now_us, id, code(outcome)));
         let Inner { messages, violations, dead, untrusted, .. } = &mut *books;
@@ -253,7 +253,7 @@ impl Books {
     // ---- what must hold at any time ----
 
     /// Whether nothing has landed in a place that is its owner's again.
-    pub fn check_place(&self, id: u64) {
+    pub(crate) fn check_place(&self, id: u64) {
         let mut books = self.lock();
         let Some(tx) = books.txs.get(&id).filter(|tx| tx.stage == Stage::Over) else { return };
         if let Some(at) = tx.place.read().iter().position(|byte| *byte != mark(id)) {
@@ -262,7 +262,7 @@ impl Books {
         }
     }
 
-    pub fn violations(&self) -> Vec<String> {
+    pub(crate) fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
 }

@@ -32,7 +32,7 @@ const LONG_US: u64 = 60_000_000;
 
 /// What came of one run, or of many.
 #[derive(Debug, Default, Clone)]
-pub struct Summary {
+pub(crate) struct Summary {
     pub signalled: u64,
     pub counted: u64,
     /// Of these, for a path whose acknowledgements say nothing of memory.
@@ -47,7 +47,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    pub fn add(&mut self, other: &Summary) {
+    pub(crate) fn add(&mut self, other: &Summary) {
         self.signalled += other.signalled;
         self.counted += other.counted;
         self.unplaced += other.unplaced;
@@ -109,7 +109,7 @@ fn memory(bytes: usize) -> Arc<SharedMemory> {
     Arc::new(SharedMemory::create("sim", bytes, Prefault::No).expect("memory"))
 }
 
-pub fn run(seed: u64) -> Summary {
+pub(crate) fn run(seed: u64) -> Summary {
     let mut run = Run::new(seed);
     for batch in 0..BATCHES {
         let by_us = run.random.between(0, 1_500);

@@ -22,7 +22,7 @@ const LONG_US: u64 = 60_000_000;
 
 /// What came of one run, or of many.
 #[derive(Debug, Default, Clone)]
-pub struct Summary {
+pub(crate) struct Summary {
     pub trace: u64,
     pub reached: u64,
     pub confirmed: u64,
@@ -34,7 +34,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    pub fn add(&mut self, other: &Summary) {
+    pub(crate) fn add(&mut self, other: &Summary) {
         self.trace ^= other.trace;
         self.reached += other.reached;
         self.confirmed += other.confirmed;
@@ -73,7 +73,7 @@ struct Run {
     gone: Arc<Mutex<Vec<u64>>>,
 }
 
-pub fn run(seed: u64) -> Summary {
+pub(crate) fn run(seed: u64) -> Summary {
     let mut run = Run::new(seed);
     for _ in 0..STEPS {
         let by_us = run.random.between(0, 300);
@@ -85,7 +85,7 @@ pub fn run(seed: u64) -> Summary {
     run.finish()
 }
 
-pub fn config(seed: u64, random: &mut Random) -> SimConfig {
+pub(crate) fn config(seed: u64, random: &mut Random) -> SimConfig {
     let lane = |random: &mut Random| SimLane {
         latency_us: random.between(1, 50),
         jitter_us: random.between(0, 200),

@@ -6,16 +6,16 @@ use kvasir_transfer::TlsFiles;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
 /// The name that certificates are valid for.
-pub const NAME: &str = "engine.test";
+pub(crate) const NAME: &str = "engine.test";
 
 /// Who says who is of the cluster.
-pub struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
 }
 
 impl Authority {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -24,11 +24,11 @@ impl Authority {
     }
 
     /// Files for one more engine, in a folder of their own.
-    pub fn files(&self, folder: &Path) -> TlsFiles {
+    pub(crate) fn files(&self, folder: &Path) -> TlsFiles {
         self.files_for(NAME, folder)
     }
 
-    pub fn files_for(&self, name: &str, folder: &Path) -> TlsFiles {
+    pub(crate) fn files_for(&self, name: &str, folder: &Path) -> TlsFiles {
         std::fs::create_dir_all(folder).expect("a folder");
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");

@@ -6,19 +6,19 @@ use std::sync::OnceLock;
 use kvasir_transfer::{Handlers, TransferConfig, TransferEngine, VerbsConfig};
 
 #[expect(clippy::disallowed_methods, reason = "how whoever runs the tests names their device")]
-pub fn setting(name: &str) -> Option<String> {
+pub(crate) fn setting(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// One that was named must work; otherwise the first that does is taken. `None`, with a sentence, where
 /// there is none.
-pub fn named() -> Option<&'static VerbsConfig> {
+pub(crate) fn named() -> Option<&'static VerbsConfig> {
     static DEVICE: OnceLock<Option<VerbsConfig>> = OnceLock::new();
     DEVICE.get_or_init(find).as_ref()
 }
 
 /// Two devices with a wire between them.
-pub fn wire() -> Option<(String, String)> {
+pub(crate) fn wire() -> Option<(String, String)> {
     // Where there is no device at all, that is the reason to give.
     named()?;
     let Some(names) = setting("KVASIR_VERBS_WIRE") else {
@@ -30,7 +30,7 @@ pub fn wire() -> Option<(String, String)> {
     Some((a.to_owned(), b.to_owned()))
 }
 
-pub fn wire_is_slow() -> bool {
+pub(crate) fn wire_is_slow() -> bool {
     setting("KVASIR_VERBS_WIRE_IS_SLOW").as_deref() == Some("1")
 }
 

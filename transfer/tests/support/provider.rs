@@ -7,12 +7,12 @@ use std::sync::OnceLock;
 use kvasir_transfer::{EfaConfig, Handlers, TransferConfig, TransferEngine};
 
 /// Needs no hardware.
-pub const TCP: &str = "tcp";
+pub(crate) const TCP: &str = "tcp";
 /// As above, between processes of one host.
-pub const SHM: &str = "shm";
+pub(crate) const SHM: &str = "shm";
 
 /// `None`, with a sentence, where the provider is not there.
-pub fn shuffled(provider: &'static str) -> Option<&'static EfaConfig> {
+pub(crate) fn shuffled(provider: &'static str) -> Option<&'static EfaConfig> {
     static FOUND: [OnceLock<Option<EfaConfig>>; 2] = [OnceLock::new(), OnceLock::new()];
     FOUND[usize::from(provider == SHM)].get_or_init(|| find(provider)).as_ref()
 }

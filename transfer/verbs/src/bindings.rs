@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct ibv_device {
+pub(crate) struct ibv_device {
     pub ops: [*mut c_void; 2],
     pub node_type: c_int,
     pub transport_type: c_int,
@@ -19,17 +19,17 @@ pub struct ibv_device {
 
 type Unused = Option<unsafe extern "C" fn()>;
 
-pub type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
-pub type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
-pub type PostSend =
+pub(crate) type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
+pub(crate) type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
+pub(crate) type PostSend =
     unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
-pub type PostRecv =
+pub(crate) type PostRecv =
     unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
 /// What the header calls through, rather than through exported functions.
 #[repr(C)]
 #[derive(Debug)]
-pub struct ibv_context_ops {
+pub(crate) struct ibv_context_ops {
     pub unused_to_create_cq: [Unused; 11],
     pub poll_cq: Option<PollCq>,
     pub req_notify_cq: Option<ReqNotifyCq>,
@@ -43,7 +43,7 @@ pub struct ibv_context_ops {
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct ibv_context {
+pub(crate) struct ibv_context {
     pub device: *mut ibv_device,
     pub ops: ibv_context_ops,
     pub cmd_fd: c_int,
@@ -53,13 +53,13 @@ pub struct ibv_context {
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct ibv_pd {
+pub(crate) struct ibv_pd {
     pub context: *mut ibv_context,
 }
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct ibv_mr {
+pub(crate) struct ibv_mr {
     pub context: *mut ibv_context,
     pub pd: *mut ibv_pd,
     pub addr: *mut c_void,
@@ -71,14 +71,14 @@ pub struct ibv_mr {
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct ibv_comp_channel {
+pub(crate) struct ibv_comp_channel {
     pub context: *mut ibv_context,
     pub fd: c_int,
 }
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct ibv_cq {
+pub(crate) struct ibv_cq {
     pub context: *mut ibv_context,
     pub channel: *mut ibv_comp_channel,
     pub cq_context: *mut c_void,
@@ -88,19 +88,19 @@ pub struct ibv_cq {
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct ibv_srq {
+pub(crate) struct ibv_srq {
     pub context: *mut ibv_context,
 }
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct ibv_ah {
+pub(crate) struct ibv_ah {
     pub context: *mut ibv_context,
 }
 
 #[repr(C)]
 #[derive(Debug)]
-pub struct ibv_qp {
+pub(crate) struct ibv_qp {
     pub context: *mut ibv_context,
     pub qp_context: *mut c_void,
     pub pd: *mut ibv_pd,
@@ -114,7 +114,7 @@ pub struct ibv_qp {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct ibv_device_attr {
+pub(crate) struct ibv_device_attr {
     pub fw_ver: [c_char; 64],
     pub node_guid: u64,
     pub sys_image_guid: u64,
@@ -159,7 +159,7 @@ pub struct ibv_device_attr {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct ibv_port_attr {
+pub(crate) struct ibv_port_attr {
     pub state: c_uint,
     pub max_mtu: c_uint,
     pub active_mtu: c_uint,
@@ -188,13 +188,13 @@ pub struct ibv_port_attr {
 /// A union in C, aligned as its pair of 64-bit halves.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy)]
-pub struct ibv_gid {
+pub(crate) struct ibv_gid {
     pub raw: [u8; 16],
 }
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct ibv_gid_entry {
+pub(crate) struct ibv_gid_entry {
     pub gid: ibv_gid,
     pub gid_index: u32,
     pub port_num: u32,
@@ -204,7 +204,7 @@ pub struct ibv_gid_entry {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct ibv_global_route {
+pub(crate) struct ibv_global_route {
     pub dgid: ibv_gid,
     pub flow_label: u32,
     pub sgid_index: u8,
@@ -214,7 +214,7 @@ pub struct ibv_global_route {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct ibv_ah_attr {
+pub(crate) struct ibv_ah_attr {
     pub grh: ibv_global_route,
     pub dlid: u16,
     pub sl: u8,
@@ -226,7 +226,7 @@ pub struct ibv_ah_attr {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct ibv_qp_cap {
+pub(crate) struct ibv_qp_cap {
     pub max_send_wr: u32,
     pub max_recv_wr: u32,
     pub max_send_sge: u32,
@@ -236,7 +236,7 @@ pub struct ibv_qp_cap {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct ibv_qp_init_attr {
+pub(crate) struct ibv_qp_init_attr {
     pub qp_context: *mut c_void,
     pub send_cq: *mut ibv_cq,
     pub recv_cq: *mut ibv_cq,
@@ -248,7 +248,7 @@ pub struct ibv_qp_init_attr {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct ibv_qp_attr {
+pub(crate) struct ibv_qp_attr {
     pub qp_state: c_uint,
     pub cur_qp_state: c_uint,
     pub path_mtu: c_uint,
@@ -279,7 +279,7 @@ pub struct ibv_qp_attr {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct ibv_sge {
+pub(crate) struct ibv_sge {
     pub addr: u64,
     pub length: u32,
     pub lkey: u32,
@@ -287,14 +287,14 @@ pub struct ibv_sge {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct rdma_target {
+pub(crate) struct rdma_target {
     pub remote_addr: u64,
     pub rkey: u32,
 }
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct ud_target {
+pub(crate) struct ud_target {
     pub ah: *mut ibv_ah,
     pub remote_qpn: u32,
     pub remote_qkey: u32,
@@ -303,7 +303,7 @@ pub struct ud_target {
 /// `wr` in C; its longest member, atomics, is not used here but gives the size.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub union send_target {
+pub(crate) union send_target {
     pub rdma: rdma_target,
     pub ud: ud_target,
     pub atomic: [u64; 4],
@@ -311,7 +311,7 @@ pub union send_target {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_send_wr {
+pub(crate) struct ibv_send_wr {
     pub wr_id: u64,
     pub next: *mut ibv_send_wr,
     pub sg_list: *mut ibv_sge,
@@ -328,7 +328,7 @@ pub struct ibv_send_wr {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct ibv_recv_wr {
+pub(crate) struct ibv_recv_wr {
     pub wr_id: u64,
     pub next: *mut ibv_recv_wr,
     pub sg_list: *mut ibv_sge,
@@ -337,7 +337,7 @@ pub struct ibv_recv_wr {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct ibv_wc {
+pub(crate) struct ibv_wc {
     pub wr_id: u64,
     pub status: c_uint,
     pub opcode: c_uint,
@@ -356,7 +356,7 @@ pub struct ibv_wc {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub union event_element {
+pub(crate) union event_element {
     pub cq: *mut ibv_cq,
     pub qp: *mut ibv_qp,
     pub port_num: c_int,
@@ -364,108 +364,108 @@ pub union event_element {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_async_event {
+pub(crate) struct ibv_async_event {
     pub element: event_element,
     pub event_type: c_uint,
 }
 
-pub const IBV_TRANSPORT_IB: c_int = 0;
-pub const IBV_TRANSPORT_IWARP: c_int = 1;
+pub(crate) const IBV_TRANSPORT_IB: c_int = 0;
+pub(crate) const IBV_TRANSPORT_IWARP: c_int = 1;
 
-pub const IBV_PORT_DOWN: c_uint = 1;
-pub const IBV_PORT_INIT: c_uint = 2;
-pub const IBV_PORT_ARMED: c_uint = 3;
-pub const IBV_PORT_ACTIVE: c_uint = 4;
+pub(crate) const IBV_PORT_DOWN: c_uint = 1;
+pub(crate) const IBV_PORT_INIT: c_uint = 2;
+pub(crate) const IBV_PORT_ARMED: c_uint = 3;
+pub(crate) const IBV_PORT_ACTIVE: c_uint = 4;
 
-pub const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
-pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
+pub(crate) const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
+pub(crate) const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 
-pub const IBV_GID_TYPE_IB: u32 = 0;
-pub const IBV_GID_TYPE_ROCE_V1: u32 = 1;
-pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
+pub(crate) const IBV_GID_TYPE_IB: u32 = 0;
+pub(crate) const IBV_GID_TYPE_ROCE_V1: u32 = 1;
+pub(crate) const IBV_GID_TYPE_ROCE_V2: u32 = 2;
 
-pub const IBV_ACCESS_LOCAL_WRITE: c_uint = 1;
-pub const IBV_ACCESS_REMOTE_WRITE: c_uint = 2;
-pub const IBV_ACCESS_REMOTE_READ: c_uint = 4;
-pub const IBV_ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
+pub(crate) const IBV_ACCESS_LOCAL_WRITE: c_uint = 1;
+pub(crate) const IBV_ACCESS_REMOTE_WRITE: c_uint = 2;
+pub(crate) const IBV_ACCESS_REMOTE_READ: c_uint = 4;
+pub(crate) const IBV_ACCESS_RELAXED_ORDERING: c_uint = 1 << 20;
 
-pub const IBV_QPT_RC: c_uint = 2;
-pub const IBV_QPT_UD: c_uint = 4;
+pub(crate) const IBV_QPT_RC: c_uint = 2;
+pub(crate) const IBV_QPT_UD: c_uint = 4;
 
-pub const IBV_QPS_RESET: c_uint = 0;
-pub const IBV_QPS_INIT: c_uint = 1;
-pub const IBV_QPS_RTR: c_uint = 2;
-pub const IBV_QPS_RTS: c_uint = 3;
-pub const IBV_QPS_SQD: c_uint = 4;
-pub const IBV_QPS_SQE: c_uint = 5;
-pub const IBV_QPS_ERR: c_uint = 6;
+pub(crate) const IBV_QPS_RESET: c_uint = 0;
+pub(crate) const IBV_QPS_INIT: c_uint = 1;
+pub(crate) const IBV_QPS_RTR: c_uint = 2;
+pub(crate) const IBV_QPS_RTS: c_uint = 3;
+pub(crate) const IBV_QPS_SQD: c_uint = 4;
+pub(crate) const IBV_QPS_SQE: c_uint = 5;
+pub(crate) const IBV_QPS_ERR: c_uint = 6;
 
-pub const IBV_QP_STATE: c_uint = 1;
-pub const IBV_QP_ACCESS_FLAGS: c_uint = 1 << 3;
-pub const IBV_QP_PKEY_INDEX: c_uint = 1 << 4;
-pub const IBV_QP_PORT: c_uint = 1 << 5;
-pub const IBV_QP_QKEY: c_uint = 1 << 6;
-pub const IBV_QP_AV: c_uint = 1 << 7;
-pub const IBV_QP_PATH_MTU: c_uint = 1 << 8;
-pub const IBV_QP_TIMEOUT: c_uint = 1 << 9;
-pub const IBV_QP_RETRY_CNT: c_uint = 1 << 10;
-pub const IBV_QP_RNR_RETRY: c_uint = 1 << 11;
-pub const IBV_QP_RQ_PSN: c_uint = 1 << 12;
-pub const IBV_QP_MAX_QP_RD_ATOMIC: c_uint = 1 << 13;
-pub const IBV_QP_MIN_RNR_TIMER: c_uint = 1 << 15;
-pub const IBV_QP_SQ_PSN: c_uint = 1 << 16;
-pub const IBV_QP_MAX_DEST_RD_ATOMIC: c_uint = 1 << 17;
-pub const IBV_QP_DEST_QPN: c_uint = 1 << 20;
+pub(crate) const IBV_QP_STATE: c_uint = 1;
+pub(crate) const IBV_QP_ACCESS_FLAGS: c_uint = 1 << 3;
+pub(crate) const IBV_QP_PKEY_INDEX: c_uint = 1 << 4;
+pub(crate) const IBV_QP_PORT: c_uint = 1 << 5;
+pub(crate) const IBV_QP_QKEY: c_uint = 1 << 6;
+pub(crate) const IBV_QP_AV: c_uint = 1 << 7;
+pub(crate) const IBV_QP_PATH_MTU: c_uint = 1 << 8;
+pub(crate) const IBV_QP_TIMEOUT: c_uint = 1 << 9;
+pub(crate) const IBV_QP_RETRY_CNT: c_uint = 1 << 10;
+pub(crate) const IBV_QP_RNR_RETRY: c_uint = 1 << 11;
+pub(crate) const IBV_QP_RQ_PSN: c_uint = 1 << 12;
+pub(crate) const IBV_QP_MAX_QP_RD_ATOMIC: c_uint = 1 << 13;
+pub(crate) const IBV_QP_MIN_RNR_TIMER: c_uint = 1 << 15;
+pub(crate) const IBV_QP_SQ_PSN: c_uint = 1 << 16;
+pub(crate) const IBV_QP_MAX_DEST_RD_ATOMIC: c_uint = 1 << 17;
+pub(crate) const IBV_QP_DEST_QPN: c_uint = 1 << 20;
 
-pub const IBV_WR_RDMA_WRITE: c_uint = 0;
-pub const IBV_WR_RDMA_WRITE_WITH_IMM: c_uint = 1;
-pub const IBV_WR_SEND: c_uint = 2;
-pub const IBV_WR_SEND_WITH_IMM: c_uint = 3;
-pub const IBV_WR_RDMA_READ: c_uint = 4;
+pub(crate) const IBV_WR_RDMA_WRITE: c_uint = 0;
+pub(crate) const IBV_WR_RDMA_WRITE_WITH_IMM: c_uint = 1;
+pub(crate) const IBV_WR_SEND: c_uint = 2;
+pub(crate) const IBV_WR_SEND_WITH_IMM: c_uint = 3;
+pub(crate) const IBV_WR_RDMA_READ: c_uint = 4;
 
-pub const IBV_SEND_FENCE: c_uint = 1;
-pub const IBV_SEND_SIGNALED: c_uint = 2;
-pub const IBV_SEND_SOLICITED: c_uint = 4;
-pub const IBV_SEND_INLINE: c_uint = 8;
+pub(crate) const IBV_SEND_FENCE: c_uint = 1;
+pub(crate) const IBV_SEND_SIGNALED: c_uint = 2;
+pub(crate) const IBV_SEND_SOLICITED: c_uint = 4;
+pub(crate) const IBV_SEND_INLINE: c_uint = 8;
 
-pub const IBV_WC_SUCCESS: c_uint = 0;
-pub const IBV_WC_LOC_LEN_ERR: c_uint = 1;
-pub const IBV_WC_LOC_QP_OP_ERR: c_uint = 2;
-pub const IBV_WC_LOC_PROT_ERR: c_uint = 4;
-pub const IBV_WC_WR_FLUSH_ERR: c_uint = 5;
-pub const IBV_WC_BAD_RESP_ERR: c_uint = 7;
-pub const IBV_WC_LOC_ACCESS_ERR: c_uint = 8;
-pub const IBV_WC_REM_INV_REQ_ERR: c_uint = 9;
-pub const IBV_WC_REM_ACCESS_ERR: c_uint = 10;
-pub const IBV_WC_REM_OP_ERR: c_uint = 11;
-pub const IBV_WC_RETRY_EXC_ERR: c_uint = 12;
-pub const IBV_WC_RNR_RETRY_EXC_ERR: c_uint = 13;
-pub const IBV_WC_REM_ABORT_ERR: c_uint = 16;
-pub const IBV_WC_FATAL_ERR: c_uint = 19;
-pub const IBV_WC_RESP_TIMEOUT_ERR: c_uint = 20;
-pub const IBV_WC_GENERAL_ERR: c_uint = 21;
+pub(crate) const IBV_WC_SUCCESS: c_uint = 0;
+pub(crate) const IBV_WC_LOC_LEN_ERR: c_uint = 1;
+pub(crate) const IBV_WC_LOC_QP_OP_ERR: c_uint = 2;
+pub(crate) const IBV_WC_LOC_PROT_ERR: c_uint = 4;
+pub(crate) const IBV_WC_WR_FLUSH_ERR: c_uint = 5;
+pub(crate) const IBV_WC_BAD_RESP_ERR: c_uint = 7;
+pub(crate) const IBV_WC_LOC_ACCESS_ERR: c_uint = 8;
+pub(crate) const IBV_WC_REM_INV_REQ_ERR: c_uint = 9;
+pub(crate) const IBV_WC_REM_ACCESS_ERR: c_uint = 10;
+pub(crate) const IBV_WC_REM_OP_ERR: c_uint = 11;
+pub(crate) const IBV_WC_RETRY_EXC_ERR: c_uint = 12;
+pub(crate) const IBV_WC_RNR_RETRY_EXC_ERR: c_uint = 13;
+pub(crate) const IBV_WC_REM_ABORT_ERR: c_uint = 16;
+pub(crate) const IBV_WC_FATAL_ERR: c_uint = 19;
+pub(crate) const IBV_WC_RESP_TIMEOUT_ERR: c_uint = 20;
+pub(crate) const IBV_WC_GENERAL_ERR: c_uint = 21;
 
-pub const IBV_WC_SEND: c_uint = 0;
-pub const IBV_WC_RDMA_WRITE: c_uint = 1;
-pub const IBV_WC_RDMA_READ: c_uint = 2;
-pub const IBV_WC_RECV: c_uint = 128;
-pub const IBV_WC_RECV_RDMA_WITH_IMM: c_uint = 129;
+pub(crate) const IBV_WC_SEND: c_uint = 0;
+pub(crate) const IBV_WC_RDMA_WRITE: c_uint = 1;
+pub(crate) const IBV_WC_RDMA_READ: c_uint = 2;
+pub(crate) const IBV_WC_RECV: c_uint = 128;
+pub(crate) const IBV_WC_RECV_RDMA_WITH_IMM: c_uint = 129;
 
-pub const IBV_WC_GRH: c_uint = 1;
-pub const IBV_WC_WITH_IMM: c_uint = 2;
+pub(crate) const IBV_WC_GRH: c_uint = 1;
+pub(crate) const IBV_WC_WITH_IMM: c_uint = 2;
 
-pub const IBV_EVENT_CQ_ERR: c_uint = 0;
-pub const IBV_EVENT_QP_FATAL: c_uint = 1;
-pub const IBV_EVENT_QP_REQ_ERR: c_uint = 2;
-pub const IBV_EVENT_QP_ACCESS_ERR: c_uint = 3;
-pub const IBV_EVENT_DEVICE_FATAL: c_uint = 8;
-pub const IBV_EVENT_PORT_ACTIVE: c_uint = 9;
-pub const IBV_EVENT_PORT_ERR: c_uint = 10;
-pub const IBV_EVENT_LID_CHANGE: c_uint = 11;
-pub const IBV_EVENT_PKEY_CHANGE: c_uint = 12;
-pub const IBV_EVENT_SM_CHANGE: c_uint = 13;
-pub const IBV_EVENT_CLIENT_REREGISTER: c_uint = 17;
-pub const IBV_EVENT_GID_CHANGE: c_uint = 18;
+pub(crate) const IBV_EVENT_CQ_ERR: c_uint = 0;
+pub(crate) const IBV_EVENT_QP_FATAL: c_uint = 1;
+pub(crate) const IBV_EVENT_QP_REQ_ERR: c_uint = 2;
+pub(crate) const IBV_EVENT_QP_ACCESS_ERR: c_uint = 3;
+pub(crate) const IBV_EVENT_DEVICE_FATAL: c_uint = 8;
+pub(crate) const IBV_EVENT_PORT_ACTIVE: c_uint = 9;
+pub(crate) const IBV_EVENT_PORT_ERR: c_uint = 10;
+pub(crate) const IBV_EVENT_LID_CHANGE: c_uint = 11;
+pub(crate) const IBV_EVENT_PKEY_CHANGE: c_uint = 12;
+pub(crate) const IBV_EVENT_SM_CHANGE: c_uint = 13;
+pub(crate) const IBV_EVENT_CLIENT_REREGISTER: c_uint = 17;
+pub(crate) const IBV_EVENT_GID_CHANGE: c_uint = 18;
 
 // SAFETY: every type below consists of integers, arrays of integers and raw pointers, for which
 // zero is a valid value; the C interface itself asks for zeroed structures.
@@ -493,7 +493,7 @@ unsafe impl Zeroed for ibv_async_event {}
 ///
 /// # Safety
 /// All-zero bytes are a valid value of the type.
-pub unsafe trait Zeroed: Sized {
+pub(crate) unsafe trait Zeroed: Sized {
     fn zeroed() -> Self {
         // SAFETY: the implementor of the trait answers for it.
         unsafe { std::mem::zeroed() }

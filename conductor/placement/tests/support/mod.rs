@@ -13,12 +13,12 @@ use kvasir_placement::{
 };
 use kvasir_proto::{InstanceId, NodeId};
 
-pub const BLOCK_TOKENS: u32 = 64;
+pub(crate) const BLOCK_TOKENS: u32 = 64;
 
 const NO_COST: PrefillProfile =
     PrefillProfile { base_us: 0.0, token_us: 0.0, pair_us: 0.0, reused_us: 0.0 };
 
-pub fn profile() -> Profile {
+pub(crate) fn profile() -> Profile {
     Profile {
         prefill: PrefillProfile { base_us: 1_000.0, token_us: 10.0, ..NO_COST },
         decode: DecodeProfile {
@@ -33,7 +33,7 @@ pub fn profile() -> Profile {
     }
 }
 
-pub fn model(name: &str) -> ModelSpec {
+pub(crate) fn model(name: &str) -> ModelSpec {
     ModelSpec {
         name: Arc::from(name),
         fingerprint: [7; 32],
@@ -48,7 +48,7 @@ pub fn model(name: &str) -> ModelSpec {
 }
 
 /// An idle instance `name` on the node of that number, called `n<number>`.
-pub fn report(name: &str, node: u16, role: Role) -> InstanceReport {
+pub(crate) fn report(name: &str, node: u16, role: Role) -> InstanceReport {
     InstanceReport {
         instance_id: InstanceId::from(name),
         instance_type: "".into(),
@@ -68,7 +68,7 @@ pub fn report(name: &str, node: u16, role: Role) -> InstanceReport {
 }
 
 /// Instances on the nodes 0, 1, ... in this order. "p0" prefills, "d0" decodes, "b0" does both.
-pub struct World {
+pub(crate) struct World {
     pub view: ClusterView,
     pub matched: PrefixMatch,
     pub model: ModelIndex,
@@ -76,21 +76,26 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(names: &[&str]) -> Self {
+    pub(crate) fn new(names: &[&str]) -> Self {
         World::with_policy(names, Policy::default())
     }
 
-    pub fn with_policy(names: &[&str], policy: Policy) -> Self {
+    pub(crate) fn with_policy(names: &[&str], policy: Policy) -> Self {
         World::shared(names, 1, policy)
     }
 
     /// So many of them, one after another, are on one node.
-    pub fn shared(names: &[&str], per_node: usize, policy: Policy) -> Self {
+    pub(crate) fn shared(names: &[&str], per_node: usize, policy: Policy) -> Self {
         World::with_profile(names, per_node, policy, profile())
     }
 
     /// That begins with these prices.
-    pub fn with_profile(names: &[&str], per_node: usize, policy: Policy, profile: Profile) -> Self {
+    pub(crate) fn with_profile(
+        names: &[&str],
+        per_node: usize,
+        policy: Policy,
+        profile: Profile,
+    ) -> Self {
         let mut view = ClusterView::new(policy, profile);
         for (at, name) in names.iter().enumerate() {
             view.report(report(name, (at / per_node) as u16, role_of(name)), 0);
@@ -99,14 +104,14 @@ impl World {
     }
 
     /// What the nodes hold of the prompt, by number.
-    pub fn held(mut self, held: &[(u16, u32)]) -> Self {
+    pub(crate) fn held(mut self, held: &[(u16, u32)]) -> Self {
         let pairs: Vec<_> = held.iter().map(|&(node, blocks)| (NodeIndex(node), blocks)).collect();
         self.matched = PrefixMatch::from_pairs(&pairs);
         self
     }
 
     /// The same, and how many of these are in memory.
-    pub fn held_in_memory(mut self, held: &[(u16, u32, u32)]) -> Self {
+    pub(crate) fn held_in_memory(mut self, held: &[(u16, u32, u32)]) -> Self {
         let pairs: Vec<_> =
             held.iter().map(|&(node, all, fast)| (NodeIndex(node), all, fast)).collect();
         self.matched = PrefixMatch::from_memory_and_all(&pairs);
@@ -114,7 +119,7 @@ impl World {
     }
 
     /// A new report of an instance, changed by `change`.
-    pub fn reports(mut self, name: &str, change: impl FnOnce(&mut InstanceReport)) -> Self {
+    pub(crate) fn reports(mut self, name: &str, change: impl FnOnce(&mut InstanceReport)) -> Self {
         let instances = self.view.instances().iter();
         let known = instances.map(|i| i.report()).find(|report| &*report.instance_id.0 == name);
         let mut report = known.expect("the instance is there").clone();
@@ -123,7 +128,7 @@ impl World {
         self
     }
 
-    pub fn place<'a>(
+    pub(crate) fn place<'a>(
         &self,
         change: impl FnOnce(&mut PlaceRequest<'a>),
     ) -> Result<Placement, Refusal> {
@@ -131,7 +136,7 @@ impl World {
     }
 
     /// The same, with who was considered before a refusal.
-    pub fn decide<'a>(
+    pub(crate) fn decide<'a>(
         &self,
         change: impl FnOnce(&mut PlaceRequest<'a>),
     ) -> Result<Placement, Refused> {
@@ -153,7 +158,7 @@ impl World {
     }
 
     /// Places and books.
-    pub fn book(&mut self, now_us: u64) -> (BookingId, Placement) {
+    pub(crate) fn book(&mut self, now_us: u64) -> (BookingId, Placement) {
         self.bookings += 1;
         let tie_seed = self.bookings;
         let placement = self.place(|request| {

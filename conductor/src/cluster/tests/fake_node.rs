@@ -16,10 +16,10 @@ use tonic::{Request, Response, Status};
 
 const LAYERS: usize = 2;
 const ROW_BYTES: u64 = 100;
-pub const BLOCK_TOKENS: u32 = 64;
+pub(super) const BLOCK_TOKENS: u32 = 64;
 
 /// An idle engine.
-pub fn engine(instance_id: &str, role: v1::Role) -> v1::AttachedInstance {
+pub(super) fn engine(instance_id: &str, role: v1::Role) -> v1::AttachedInstance {
     let description = v1::InstanceDescription {
         instance_id: instance_id.to_string(),
         role: role as i32,
@@ -43,18 +43,18 @@ pub fn engine(instance_id: &str, role: v1::Role) -> v1::AttachedInstance {
 }
 
 /// With its engine at work.
-pub fn busy(mut node: v1::NodeDescription, load: v1::InstanceLoad) -> v1::NodeDescription {
+pub(super) fn busy(mut node: v1::NodeDescription, load: v1::InstanceLoad) -> v1::NodeDescription {
     node.instances[0].load = Some(load);
     node
 }
 
 /// What a node says of its first engine.
-pub fn first(node: &mut v1::NodeDescription) -> &mut v1::InstanceDescription {
+pub(super) fn first(node: &mut v1::NodeDescription) -> &mut v1::InstanceDescription {
     node.instances[0].description.as_mut().expect("it is described")
 }
 
 /// What the node says of itself: one engine, idle.
-pub fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1::NodeDescription {
+pub(super) fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1::NodeDescription {
     let layout = SlotLayout::layer_major(BLOCK_TOKENS, LAYERS, ROW_BYTES).expect("a layout");
     v1::NodeDescription {
         node_id: node_id.to_string(),
@@ -73,7 +73,7 @@ pub fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1::NodeD
 }
 
 /// A running node; dropped, it is gone like a killed one.
-pub struct FakeNode {
+pub(super) struct FakeNode {
     pub address: SocketAddr,
     pub described: Arc<Mutex<v1::NodeDescription>>,
     /// What it was told to read ahead.
@@ -85,18 +85,18 @@ pub struct FakeNode {
 }
 
 /// One conductor's subscription; dropped, the stream ends.
-pub struct Subscription {
+pub(super) struct Subscription {
     pub incarnation: u64,
     pub request: v1::EventsRequest,
     events: mpsc::Sender<Result<v1::NodeEvent, Status>>,
 }
 
 impl FakeNode {
-    pub async fn start(described: v1::NodeDescription) -> Self {
+    pub(super) async fn start(described: v1::NodeDescription) -> Self {
         FakeNode::start_at(described, "127.0.0.1:0".parse().expect("an address")).await
     }
 
-    pub async fn start_at(described: v1::NodeDescription, address: SocketAddr) -> Self {
+    pub(super) async fn start_at(described: v1::NodeDescription, address: SocketAddr) -> Self {
         let listener = TcpListener::bind(address).await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let described = Arc::new(Mutex::new(described));
@@ -123,7 +123,7 @@ impl FakeNode {
         FakeNode { address, described, hints, roles_set, subscriptions, _stop: stop.drop_guard() }
     }
 
-    pub async fn subscription(&mut self) -> Subscription {
+    pub(super) async fn subscription(&mut self) -> Subscription {
         tokio::time::timeout(Duration::from_secs(10), self.subscriptions.recv())
             .await
             .expect("a conductor subscribes in time")
@@ -132,35 +132,35 @@ impl FakeNode {
 }
 
 impl Subscription {
-    pub async fn send(&self, event: Event) {
+    pub(super) async fn send(&self, event: Event) {
         let event = v1::NodeEvent { incarnation: self.incarnation, event: Some(event) };
         // A conductor that has gone away is not the node's trouble.
         let _ = self.events.send(Ok(event)).await;
     }
 
-    pub async fn status(&self, status: v1::NodeDescription) {
+    pub(super) async fn status(&self, status: v1::NodeDescription) {
         self.send(Event::Status(status)).await;
     }
 
-    pub async fn snapshot(&self, sequence: u64, keys: &[BlockKey]) {
+    pub(super) async fn snapshot(&self, sequence: u64, keys: &[BlockKey]) {
         self.part(sequence, keys, true, true).await;
     }
 
     /// These are on its SSD, and nothing is in memory.
-    pub async fn snapshot_of_ssd(&self, keys: &[BlockKey]) {
+    pub(super) async fn snapshot_of_ssd(&self, keys: &[BlockKey]) {
         let keys = BlockKey::concat(keys);
         let tier = v1::Tier::Ssd.into();
         let snapshot = v1::Snapshot { sequence: 0, first: true, last: true, keys, tier };
         self.send(Event::Snapshot(snapshot)).await;
     }
 
-    pub async fn part(&self, sequence: u64, keys: &[BlockKey], first: bool, last: bool) {
+    pub(super) async fn part(&self, sequence: u64, keys: &[BlockKey], first: bool, last: bool) {
         let keys = BlockKey::concat(keys);
         self.send(Event::Snapshot(v1::Snapshot { sequence, first, last, keys, tier: 0 })).await;
     }
 
     /// `(removed, key)` from this sequence on.
-    pub async fn changes(&self, sequence: u64, changes: &[(bool, BlockKey)]) {
+    pub(super) async fn changes(&self, sequence: u64, changes: &[(bool, BlockKey)]) {
         let change = |&(removed, key): &(bool, BlockKey)| v1::BlockChange {
             removed,
             key: key.0.to_vec(),
@@ -170,19 +170,19 @@ impl Subscription {
         self.batch(v1::BlockChanges { sequence, changes, digests: None }).await;
     }
 
-    pub async fn batch(&self, batch: v1::BlockChanges) {
+    pub(super) async fn batch(&self, batch: v1::BlockChanges) {
         self.send(Event::Changes(batch)).await;
     }
 
     /// After everything up to `sequence` it has these blocks, all in DRAM.
-    pub async fn digests(&self, sequence: u64, keys: &[BlockKey]) {
+    pub(super) async fn digests(&self, sequence: u64, keys: &[BlockKey]) {
         let digests = TierDigests { dram: keys.iter().collect(), ..TierDigests::default() };
         let (sequence, digests) = (sequence + 1, Some(digests.to_wire()));
         self.batch(v1::BlockChanges { sequence, changes: Vec::new(), digests }).await;
     }
 
     /// Waits until the conductor has ended this subscription.
-    pub async fn ended(&self) {
+    pub(super) async fn ended(&self) {
         tokio::time::timeout(Duration::from_secs(10), self.events.closed())
             .await
             .expect("the conductor gives the stream up in time");

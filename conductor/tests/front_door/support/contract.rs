@@ -8,7 +8,7 @@ use serde_json::Value;
 static DOCUMENT: LazyLock<Value> =
     LazyLock::new(|| serde_json::from_str(kvasir_conductor::openapi_document()).expect("JSON"));
 
-pub fn document() -> &'static Value {
+pub(crate) fn document() -> &'static Value {
     &DOCUMENT
 }
 
@@ -23,7 +23,7 @@ fn template(path: &str) -> Option<&'static str> {
 }
 
 /// Panics when an answer is not as the document says.
-pub fn check(method: &str, path: &str, status: u16, kind: &str, text: &str) {
+pub(crate) fn check(method: &str, path: &str, status: u16, kind: &str, text: &str) {
     let at = format!("{method} {path}: {status}");
     let error = || match_json(&DOCUMENT["components"]["schemas"]["Error"], text, &at);
     let Some(template) = template(path) else {
@@ -73,7 +73,7 @@ fn match_events(schema: &Value, text: &str, at: &str) {
 }
 
 /// The part of JSON Schema that the document uses.
-pub fn matches(schema: &Value, value: &Value, path: &str) -> Result<(), String> {
+pub(crate) fn matches(schema: &Value, value: &Value, path: &str) -> Result<(), String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target = DOCUMENT.pointer(reference.trim_start_matches('#')).expect("a reference");
         return matches(target, value, path);

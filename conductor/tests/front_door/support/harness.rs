@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::contract;
 use super::pair::{BLOCK_TOKENS, Pair};
 
-pub struct Harness {
+pub(crate) struct Harness {
     pub url: String,
     pub address: std::net::SocketAddr,
     pub grpc: std::net::SocketAddr,
@@ -24,7 +24,7 @@ pub struct Harness {
 }
 
 /// A configuration with open ports for these nodes.
-pub fn config(pairs: &[&Pair]) -> Config {
+pub(crate) fn config(pairs: &[&Pair]) -> Config {
     let any = || "127.0.0.1:0".parse().expect("an address");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/models/tiny-deepseek-v2");
     Config {
@@ -39,26 +39,26 @@ pub fn config(pairs: &[&Pair]) -> Config {
 }
 
 /// The keys of a prompt's full blocks, as the wire has them.
-pub fn prompt_keys(prompt: &[u32]) -> Vec<u8> {
+pub(crate) fn prompt_keys(prompt: &[u32]) -> Vec<u8> {
     let namespace = keys::namespace(&[7; 32], "f32", "", "");
     BlockKey::concat(&keys::chain(namespace, prompt, BLOCK_TOKENS as usize))
 }
 
 /// A response that has been read to its end.
 #[derive(Debug)]
-pub struct Response {
+pub(crate) struct Response {
     pub status: u16,
     pub headers: reqwest::header::HeaderMap,
     pub text: String,
 }
 
 impl Response {
-    pub async fn read(response: reqwest::Response) -> Response {
+    pub(crate) async fn read(response: reqwest::Response) -> Response {
         Response::read_from("POST", response).await
     }
 
     /// The answer to a request of this method, which is as the document says.
-    pub async fn read_from(method: &str, response: reqwest::Response) -> Response {
+    pub(crate) async fn read_from(method: &str, response: reqwest::Response) -> Response {
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         let path = response.url().path().to_owned();
         let text = response.text().await.expect("a whole body");
@@ -67,12 +67,12 @@ impl Response {
         Response { status, headers, text }
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|e| panic!("{e} in {:?}", self.text))
     }
 
     /// The data of all events of a stream, without the last one.
-    pub fn events(&self) -> Vec<Value> {
+    pub(crate) fn events(&self) -> Vec<Value> {
         let mut data: Vec<&str> = self
             .text
             .split("\n\n")
@@ -87,13 +87,13 @@ impl Response {
 
 impl Harness {
     /// Waits until the conductor knows of the nodes.
-    pub async fn start(config: Config) -> Harness {
+    pub(crate) async fn start(config: Config) -> Harness {
         let harness = Harness::start_unready(config).await;
         harness.until("/readyz", |response| response.status == 200).await;
         harness
     }
 
-    pub async fn start_unready(config: Config) -> Harness {
+    pub(crate) async fn start_unready(config: Config) -> Harness {
         let conductor = Conductor::bind(config).await.expect("binds");
         let (address, grpc) = (conductor.http_address(), conductor.grpc_address());
         let watch = format!("http://{}", conductor.watch_address());
@@ -103,32 +103,36 @@ impl Harness {
         Harness { url: format!("http://{address}"), address, grpc, watch, client, shutdown, served }
     }
 
-    pub async fn get(&self, path: &str) -> Response {
+    pub(crate) async fn get(&self, path: &str) -> Response {
         let request = self.client.get(format!("{}{path}", self.url));
         Response::read_from("GET", request.send().await.expect("an answer")).await
     }
 
-    pub async fn delete(&self, path: &str) -> Response {
+    pub(crate) async fn delete(&self, path: &str) -> Response {
         let request = self.client.delete(format!("{}{path}", self.url));
         Response::read_from("DELETE", request.send().await.expect("an answer")).await
     }
 
-    pub async fn post(&self, path: &str, body: impl Into<reqwest::Body>) -> Response {
+    pub(crate) async fn post(&self, path: &str, body: impl Into<reqwest::Body>) -> Response {
         Response::read(self.open(path, body).await).await
     }
 
-    pub async fn ask(&self, path: &str, body: Value) -> Response {
+    pub(crate) async fn ask(&self, path: &str, body: Value) -> Response {
         self.post(path, body.to_string()).await
     }
 
     /// Until the headers are there.
-    pub async fn open(&self, path: &str, body: impl Into<reqwest::Body>) -> reqwest::Response {
+    pub(crate) async fn open(
+        &self,
+        path: &str,
+        body: impl Into<reqwest::Body>,
+    ) -> reqwest::Response {
         let request = self.client.post(format!("{}{path}", self.url)).body(body);
         request.send().await.expect("an answer")
     }
 
     /// Waits until the metric is as wanted; fails when it never is.
-    pub async fn until_metric(&self, name: &str, wanted: impl Fn(f64) -> bool) {
+    pub(crate) async fn until_metric(&self, name: &str, wanted: impl Fn(f64) -> bool) {
         let mut value = 0.0;
         for _ in 0..2_000 {
             value = self.metric(name).await;
@@ -141,7 +145,7 @@ impl Harness {
     }
 
     /// Waits until a path answers as wanted; fails when it never does.
-    pub async fn until(&self, path: &str, wanted: impl Fn(&Response) -> bool) {
+    pub(crate) async fn until(&self, path: &str, wanted: impl Fn(&Response) -> bool) {
         for _ in 0..2_000 {
             if wanted(&self.get(path).await) {
                 return;
@@ -152,7 +156,7 @@ impl Harness {
     }
 
     /// The value of a metric with these labels, 0 when there is none.
-    pub async fn metric(&self, name: &str) -> f64 {
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").await.text;
         let line = text
             .lines()

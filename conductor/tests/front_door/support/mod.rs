@@ -2,14 +2,14 @@
 //! scripted, with everything that happens to it in one [`world::World`]. In front of them a real
 //! conductor with the real tokenizer of the tiny model.
 
-pub mod contract;
-pub mod harness;
-pub mod pair;
-pub mod script;
-pub mod shelf;
-pub mod world;
+pub(crate) mod contract;
+pub(crate) mod harness;
+pub(crate) mod pair;
+pub(crate) mod script;
+pub(crate) mod shelf;
+pub(crate) mod world;
 
-pub use harness::{Harness, Response, config, prompt_keys};
-pub use pair::{BLOCK_TOKENS, Pair, Role};
-pub use script::{Leg, Reply, Script};
-pub use world::{Happened, World};
+pub(crate) use harness::{Harness, Response, config, prompt_keys};
+pub(crate) use pair::{BLOCK_TOKENS, Pair, Role};
+pub(crate) use script::{Leg, Reply, Script};
+pub(crate) use world::{Happened, World};

@@ -19,18 +19,18 @@ use super::script::{Leg, Reply, Script};
 use super::shelf::Shelf;
 use super::world::{Happened, World};
 
-pub const BLOCK_TOKENS: u32 = 16;
-pub const VOCAB_SIZE: u32 = 1024;
+pub(crate) const BLOCK_TOKENS: u32 = 16;
+pub(crate) const VOCAB_SIZE: u32 = 1024;
 
 #[derive(Debug, Clone, Copy)]
-pub enum Role {
+pub(crate) enum Role {
     Prefill,
     Decode,
     Both,
 }
 
 /// See the module. Dropping it kills it.
-pub struct Pair {
+pub(crate) struct Pair {
     pub address: String,
     script: Arc<Mutex<Script>>,
     shelf: Arc<Mutex<Shelf>>,
@@ -38,7 +38,12 @@ pub struct Pair {
 }
 
 impl Pair {
-    pub async fn start(world: &World, name: &'static str, role: Role, script: Script) -> Pair {
+    pub(crate) async fn start(
+        world: &World,
+        name: &'static str,
+        role: Role,
+        script: Script,
+    ) -> Pair {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
         let shelf = Arc::new(Mutex::new(Shelf::default()));
@@ -68,12 +73,12 @@ impl Pair {
         Pair { address, script, shelf, _stop: stop.drop_guard() }
     }
 
-    pub fn change(&self, change: impl FnOnce(&mut Script)) {
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Script)) {
         change(&mut self.script.lock().expect("no panic"));
     }
 
     /// What it keeps.
-    pub fn shelf(&self) -> MutexGuard<'_, Shelf> {
+    pub(crate) fn shelf(&self) -> MutexGuard<'_, Shelf> {
         self.shelf.lock().expect("no panic")
     }
 }

@@ -5,7 +5,7 @@ use tonic::Code;
 
 /// What a node does with a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reply {
+pub(crate) enum Reply {
     Do,
     Fail(Code),
     /// Never answers.
@@ -16,7 +16,7 @@ pub enum Reply {
 
 /// What an engine does with a leg.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leg {
+pub(crate) enum Leg {
     Do,
     /// Fails before anything is sent.
     Fail(Code),
@@ -37,7 +37,7 @@ pub enum Leg {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Script {
+pub(crate) struct Script {
     pub allocate: Reply,
     /// Of allocations of the source side, what follows.
     pub pin: Reply,

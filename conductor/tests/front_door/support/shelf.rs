@@ -10,7 +10,7 @@ use super::pair::BLOCK_TOKENS;
 
 /// A context: whose it is, its blocks, since when and until when.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shelved {
+pub(crate) struct Shelved {
     pub tenant: String,
     pub blocks: u32,
     pub since_unix_ms: u64,
@@ -21,23 +21,23 @@ pub struct Shelved {
 type Shelves = BTreeMap<(Vec<u8>, Vec<u8>), Shelved>;
 
 #[derive(Debug, Default)]
-pub struct Shelf {
+pub(crate) struct Shelf {
     computed: BTreeSet<BlockKey>,
     pub contexts: Shelves,
 }
 
 impl Shelf {
-    pub fn compute(&mut self, request: &v1::GenerateRequest) {
+    pub(crate) fn compute(&mut self, request: &v1::GenerateRequest) {
         let namespace = Namespace::try_from(request.namespace.as_slice()).expect("16 bytes");
         self.computed.extend(keys::chain(namespace, &request.prompt, BLOCK_TOKENS as usize));
     }
 
-    pub fn has(&mut self, keys: &[u8]) {
+    pub(crate) fn has(&mut self, keys: &[u8]) {
         self.computed.extend(BlockKey::list(keys).expect("keys"));
     }
 
     /// Keeps as many of the leading blocks as are here, at most so many; or gives a context a new time.
-    pub fn keep(
+    pub(crate) fn keep(
         &mut self,
         request: &v1::KeepContextRequest,
         blocks_max: usize,
@@ -71,7 +71,7 @@ impl Shelf {
         Ok(reply(kept))
     }
 
-    pub fn list(&self, request: &v1::ListContextsRequest) -> v1::ListContextsReply {
+    pub(crate) fn list(&self, request: &v1::ListContextsRequest) -> v1::ListContextsReply {
         let from = request.from.as_slice();
         let is_wanted = |at: &(Vec<u8>, Vec<u8>), kept: &Shelved| {
             kept.tenant == request.tenant && [&at.0[..], &at.1].concat().as_slice() > from
@@ -92,7 +92,7 @@ impl Shelf {
         v1::ListContextsReply { contexts: contexts.collect(), next: next.unwrap_or_default() }
     }
 
-    pub fn end(
+    pub(crate) fn end(
         &mut self,
         request: &v1::DropContextRequest,
     ) -> Result<v1::DropContextReply, Status> {
@@ -113,7 +113,7 @@ fn reply(kept: &Shelved) -> v1::KeepContextReply {
     v1::KeepContextReply { kept_blocks: blocks, since_unix_ms, until_unix_ms }
 }
 
-pub fn now_unix_ms() -> u64 {
+pub(crate) fn now_unix_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     u64::try_from(now.as_millis()).expect("in range")
 }

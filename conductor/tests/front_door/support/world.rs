@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvasir_proto::{Side, v1};
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Happened {
+pub(crate) enum Happened {
     Allocate {
         node: &'static str,
         tx: u64,
@@ -69,37 +69,37 @@ pub enum Happened {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct World {
+pub(crate) struct World {
     log: Arc<Mutex<Vec<Happened>>>,
     handed_over: Arc<Mutex<BTreeSet<u64>>>,
 }
 
 impl World {
-    pub fn note(&self, happened: Happened) {
+    pub(crate) fn note(&self, happened: Happened) {
         self.log.lock().expect("no panic").push(happened);
     }
 
-    pub fn log(&self) -> Vec<Happened> {
+    pub(crate) fn log(&self) -> Vec<Happened> {
         self.log.lock().expect("no panic").clone()
     }
 
-    pub fn count(&self, which: impl Fn(&Happened) -> bool) -> usize {
+    pub(crate) fn count(&self, which: impl Fn(&Happened) -> bool) -> usize {
         self.log().iter().filter(|happened| which(happened)).count()
     }
 
     /// The prefill side of a transaction has sent all to the decode side.
-    pub fn hand_over(&self, tx: u64) {
+    pub(crate) fn hand_over(&self, tx: u64) {
         self.handed_over.lock().expect("no panic").insert(tx);
     }
 
-    pub async fn handed_over(&self, tx: u64) {
+    pub(crate) async fn handed_over(&self, tx: u64) {
         while !self.handed_over.lock().expect("no panic").contains(&tx) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
     /// Waits until it has happened; fails with the log when it does not.
-    pub async fn until(&self, what: &str, done: impl Fn(&[Happened]) -> bool) {
+    pub(crate) async fn until(&self, what: &str, done: impl Fn(&[Happened]) -> bool) {
         for _ in 0..2_000 {
             if done(&self.log()) {
                 return;
@@ -110,7 +110,7 @@ impl World {
     }
 
     /// Waits until each share that was ever asked for has been aborted.
-    pub async fn until_all_shares_are_aborted(&self) {
+    pub(crate) async fn until_all_shares_are_aborted(&self) {
         self.until("an abort of each share", |log| {
             let asked = shares_asked(log);
             !asked.is_empty() && asked == shares_aborted(log)
@@ -121,7 +121,7 @@ impl World {
 
 type Shares = BTreeSet<(&'static str, u64, Side)>;
 
-pub fn shares_asked(log: &[Happened]) -> Shares {
+pub(crate) fn shares_asked(log: &[Happened]) -> Shares {
     let share = |happened: &Happened| match happened {
         Happened::Allocate { node, tx, request } => {
             Some((*node, *tx, Side::from_wire(request.side).expect("a side")))
@@ -131,7 +131,7 @@ pub fn shares_asked(log: &[Happened]) -> Shares {
     log.iter().filter_map(share).collect()
 }
 
-pub fn shares_aborted(log: &[Happened]) -> Shares {
+pub(crate) fn shares_aborted(log: &[Happened]) -> Shares {
     let share = |happened: &Happened| match happened {
         Happened::Abort { node, tx, side } => Some((*node, *tx, *side)),
         _ => None,

@@ -94,7 +94,7 @@ pub(super) struct AttentionScratch {
 
 impl Attention {
     /// The rows to cache: `[norm(latent), rotated key]` for each of `tokens` rows of `x`.
-    pub fn latent_rows(
+    pub(super) fn latent_rows(
         &self,
         x: &[f32],
         tokens: usize,
@@ -115,7 +115,7 @@ impl Attention {
     }
 
     /// `target += attention(x)`, over rows that the cache holds already, this step's among them.
-    pub fn attend_add(
+    pub(super) fn attend_add(
         &self,
         x: &[f32],
         target: &mut [f32],

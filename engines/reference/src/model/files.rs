@@ -47,7 +47,7 @@ impl WeightFiles {
     ///
     /// # Errors
     /// [`ModelError`]
-    pub fn open(dir: &Path) -> Result<Self, ModelError> {
+    pub(super) fn open(dir: &Path) -> Result<Self, ModelError> {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
         let paths =
@@ -64,7 +64,7 @@ impl WeightFiles {
         Ok(WeightFiles { dir: dir.to_path_buf(), files, tensors })
     }
 
-    pub fn files(&self) -> &[WeightFile] {
+    pub(super) fn files(&self) -> &[WeightFile] {
         &self.files
     }
 
@@ -72,7 +72,7 @@ impl WeightFiles {
     ///
     /// # Errors
     /// [`ModelError::Damaged`] names the tensor.
-    pub fn check(&self, name: &str, shape: &[usize]) -> Result<(), ModelError> {
+    pub(super) fn check(&self, name: &str, shape: &[usize]) -> Result<(), ModelError> {
         self.find(name, shape).map(|_| ())
     }
 
@@ -104,7 +104,7 @@ impl WeightFiles {
     ///
     /// # Errors
     /// [`ModelError`] names the tensor or the file.
-    pub fn read(
+    pub(super) fn read(
         &self,
         name: &str,
         shape: &[usize],
@@ -165,7 +165,7 @@ impl WeightFile {
         Ok((WeightFile { path, file, bytes, data_at }, metadata))
     }
 
-    pub fn read_at(&self, into: &mut [u8], at: u64) -> Result<(), ModelError> {
+    pub(super) fn read_at(&self, into: &mut [u8], at: u64) -> Result<(), ModelError> {
         self.file
             .read_exact_at(into, at)
             .map_err(|source| ModelError::Read { path: self.path.clone(), source })

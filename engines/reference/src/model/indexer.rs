@@ -45,7 +45,14 @@ pub(super) struct IndexQueryRows<'a> {
 
 impl Indexer {
     /// The keys to cache: the first values of `norm(key)` turned, for each of `tokens` rows of `x`.
-    pub fn keys(&self, x: &[f32], tokens: usize, turns: &[f32], keys: &mut [f32], threads: usize) {
+    pub(super) fn keys(
+        &self,
+        x: &[f32],
+        tokens: usize,
+        turns: &[f32],
+        keys: &mut [f32],
+        threads: usize,
+    ) {
         self.key.apply(x, tokens, keys, threads);
         let turns = turns.chunks_exact(self.rope_dims);
         for (key, turns) in keys.chunks_exact_mut(self.sizes.width).zip(turns) {
@@ -55,7 +62,7 @@ impl Indexer {
     }
 
     /// Queries and what each head counts: `x` is hidden, `latent` what queries are made of.
-    pub fn queries<'a>(
+    pub(super) fn queries<'a>(
         &self,
         (x, latent): (&[f32], &[f32]),
         tokens: usize,

@@ -14,12 +14,12 @@ pub(super) struct Matrix {
 
 impl Matrix {
     /// `target = x · Wᵀ` for `rows` rows of contiguous `x`.
-    pub fn apply(&self, x: &[f32], rows: usize, target: &mut [f32], threads: usize) {
+    pub(super) fn apply(&self, x: &[f32], rows: usize, target: &mut [f32], threads: usize) {
         self.product(x, rows, target, Into::Replace, threads);
     }
 
     /// `target += x · Wᵀ`.
-    pub fn apply_add(&self, x: &[f32], rows: usize, target: &mut [f32], threads: usize) {
+    pub(super) fn apply_add(&self, x: &[f32], rows: usize, target: &mut [f32], threads: usize) {
         self.product(x, rows, target, Into::Add, threads);
     }
 

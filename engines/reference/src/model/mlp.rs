@@ -20,7 +20,7 @@ pub(super) struct MlpScratch {
 
 impl Mlp {
     /// `target += mlp(x)` for `rows` rows.
-    pub fn apply_add(
+    pub(super) fn apply_add(
         &self,
         x: &[f32],
         rows: usize,

@@ -35,7 +35,7 @@ struct Route {
 
 impl Moe {
     /// `target += moe(x)` for `rows` rows.
-    pub fn apply_add(
+    pub(super) fn apply_add(
         &self,
         x: &[f32],
         rows: usize,

@@ -72,7 +72,7 @@ pub(super) struct Rope {
 }
 
 impl Rope {
-    pub fn new(config: &RopeConfig, dims: usize) -> Self {
+    pub(super) fn new(config: &RopeConfig, dims: usize) -> Self {
         let frequency = |i: usize| {
             let plain = config.theta.powf(-2.0 * i as f64 / dims as f64);
             let stretch = config.yarn.map_or(1.0, |yarn| {
@@ -86,12 +86,12 @@ impl Rope {
     }
 
     /// Values that one position takes in a table of turns.
-    pub fn turn_len(&self) -> usize {
+    pub(super) fn turn_len(&self) -> usize {
         2 * self.frequencies.len()
     }
 
     /// Fills one position's row of the table: cosine and sine of each pair in turn.
-    pub fn turns(&self, position: u32, row: &mut [f32]) {
+    pub(super) fn turns(&self, position: u32, row: &mut [f32]) {
         for (pair, frequency) in row.chunks_exact_mut(2).zip(&self.frequencies) {
             let (sin, cos) = angle(position, *frequency).sin_cos();
             pair[0] = (cos * self.amplitude) as f32;
@@ -104,7 +104,7 @@ impl Rope {
     /// A pure rotation: the key has its amplitude already. Each angle is rounded as [`Rope::turns`]
     /// rounds it, and then the difference is taken. One angle for `new - old` would lack those
     /// roundings, which are some 10^-4 near position 4,000.
-    pub fn delta_turns(&self, old: u32, new: u32, row: &mut [f32]) {
+    pub(super) fn delta_turns(&self, old: u32, new: u32, row: &mut [f32]) {
         for (pair, frequency) in row.chunks_exact_mut(2).zip(&self.frequencies) {
             let (sin, cos) = (angle(new, *frequency) - angle(old, *frequency)).sin_cos();
             pair[0] = cos as f32;

@@ -30,7 +30,7 @@ const BUSY_PAUSE_MAX: Duration = Duration::from_millis(2);
 
 /// What exchanges of one attachment share.
 #[derive(Debug, Clone, Copy)]
-pub struct ExchangeOptions {
+pub(crate) struct ExchangeOptions {
     pub dtype: WireDtype,
     /// Query rows of a token, of one rank.
     pub heads_of_rank: usize,
@@ -50,7 +50,7 @@ struct Place {
 
 /// See the module; for one step.
 #[derive(Debug)]
-pub struct Exchange<'a> {
+pub(crate) struct Exchange<'a> {
     options: ExchangeOptions,
     step: u32,
     /// For each sequence of the batch.
@@ -67,7 +67,11 @@ pub struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    pub fn new(options: ExchangeOptions, step: u32, routed: &'a [Option<&'a RoutedHoles>]) -> Self {
+    pub(crate) fn new(
+        options: ExchangeOptions,
+        step: u32,
+        routed: &'a [Option<&'a RoutedHoles>],
+    ) -> Self {
         Exchange {
             options,
             step,
@@ -83,7 +87,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Layers whose partials were waited for.
-    pub fn exchanged(&self) -> Exchanged {
+    pub(crate) fn exchanged(&self) -> Exchanged {
         Exchanged { us: self.took.as_micros() as u64, ..self.exchanged }
     }
 
@@ -106,7 +110,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Sequences of the batch that lack a partial: what the model made of them means nothing.
-    pub fn failed(self) -> Vec<usize> {
+    pub(crate) fn failed(self) -> Vec<usize> {
         let failed = |(sequence, failed): (usize, bool)| failed.then_some(sequence);
         self.failed.into_iter().enumerate().filter_map(failed).collect()
     }

@@ -14,7 +14,7 @@ const RENEWALS: u64 = 4;
 
 /// See the module. Ends them when it is dropped.
 #[derive(Debug)]
-pub struct Leases {
+pub(super) struct Leases {
     ends: CancellationToken,
     _end: DropGuard,
     held: Vec<Held>,
@@ -36,7 +36,7 @@ impl Default for Leases {
 
 impl Leases {
     /// A share that ends with these; from the next [`Leases::renew`] on it is renewed until then.
-    pub fn add(&mut self, channel: Channel, request: &SpanRequest) {
+    pub(super) fn add(&mut self, channel: Channel, request: &SpanRequest) {
         let side = v1::Side::Source.into();
         let share = v1::TxShare { tx: Some(request.tx.into()), side };
         let held = Held { channel, share, lease_ms: request.lease_ms };
@@ -49,7 +49,7 @@ impl Leases {
     }
 
     /// Begins to renew those that are not renewed yet.
-    pub fn renew(&mut self) {
+    pub(super) fn renew(&mut self) {
         for held in self.held.drain(..) {
             let ends = self.ends.clone();
             tokio::spawn(async move {

@@ -9,7 +9,7 @@
 
 #![forbid(unsafe_code)]
 
-pub mod exchange;
+pub(crate) mod exchange;
 mod leases;
 
 use std::collections::HashMap;
@@ -34,14 +34,14 @@ use crate::config::Config;
 use crate::model::{IndexerConfig, ModelConfig};
 
 /// Parts of one prompt that are attended elsewhere, at most: a message has room for the queries of so many.
-pub const HOLES_MAX: usize = kvasir_proto::ROUTED_CHUNKS_MAX;
+pub(crate) const HOLES_MAX: usize = kvasir_proto::ROUTED_CHUNKS_MAX;
 
 /// Exchanges of one session: one at a time, and room for one that was given up.
 const DEPTH: u32 = 2;
 
 /// What a request asks for, checked as far as it can be here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SpanRequest {
+pub(crate) struct SpanRequest {
     pub node: String,
     pub tx: TxId,
     pub lease_ms: u64,
@@ -51,7 +51,7 @@ pub struct SpanRequest {
 
 /// Blocks that one holder attends.
 #[derive(Debug)]
-pub struct RoutedSpan {
+pub(crate) struct RoutedSpan {
     /// Of each tensor-parallel rank the way to the holder's.
     pub ranks: Vec<RankRoute>,
     pub first_block: u32,
@@ -60,7 +60,7 @@ pub struct RoutedSpan {
 
 /// Where one rank sends the query rows of its heads.
 #[derive(Debug)]
-pub struct RankRoute {
+pub(crate) struct RankRoute {
     pub session: Arc<Session>,
     pub route: u64,
     pub pins: u64,
@@ -71,7 +71,7 @@ pub struct RankRoute {
 /// What of a prompt is attended elsewhere: its beginning, or chunks of it. The shares that pin it end when it
 /// is dropped.
 #[derive(Debug)]
-pub struct RoutedHoles {
+pub(crate) struct RoutedHoles {
     /// In the order of the prompt; the spans of each in order too.
     pub holes: Vec<Vec<RoutedSpan>>,
     /// How long it took until all of them answered.
@@ -81,7 +81,7 @@ pub struct RoutedHoles {
 
 impl RoutedHoles {
     /// How long it took until all holders answered, in microseconds, and whether sessions were made for it.
-    pub fn opening(&self) -> (u64, bool) {
+    pub(crate) fn opening(&self) -> (u64, bool) {
         let mut ways = self.holes.iter().flatten().flat_map(|span| &span.ranks);
         (self.opening_us, ways.any(|way| way.is_first))
     }
@@ -100,7 +100,7 @@ struct Shape {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Router {
+pub(crate) struct Router {
     options: RequesterOptions,
     registry: Registry,
     /// Started by the first request that needs it.
@@ -159,7 +159,7 @@ fn options(config: &Config) -> RequesterOptions {
 
 impl Router {
     /// Nothing is started before a request needs it.
-    pub fn new(config: &Config, model: &ModelConfig, registry: Registry) -> Self {
+    pub(crate) fn new(config: &Config, model: &ModelConfig, registry: Registry) -> Self {
         let dtype = wire_dtype(config);
         // Each hole of a sequence has its own part and queries, turned its own way. Prompt tokens are counted for
         // each when a step is planned, and one more may be taken than there is budget for.
@@ -187,7 +187,7 @@ impl Router {
     ///
     /// # Errors
     /// A status that says which holder refused, and why. The shares at the holders are given up then.
-    pub async fn open(
+    pub(crate) async fn open(
         &self,
         namespace: Namespace,
         wanted: Vec<Vec<SpanRequest>>,
@@ -345,18 +345,18 @@ impl Router {
 
     /// Query and partial bytes, as they were counted here.
     #[cfg(test)]
-    pub fn metrics(&self) -> &kvasir_route::metrics::RequesterMetrics {
+    pub(crate) fn metrics(&self) -> &kvasir_route::metrics::RequesterMetrics {
         self.requester.get().expect("something was routed").metrics()
     }
 }
 
 /// Whose query rows go in one message.
-pub fn heads_of_rank(config: &Config, model: &ModelConfig) -> usize {
+pub(crate) fn heads_of_rank(config: &Config, model: &ModelConfig) -> usize {
     model.heads / config.routes.ranks as usize
 }
 
 /// Queries and outputs travel as the cache holds its rows.
-pub fn wire_dtype(config: &Config) -> WireDtype {
+pub(crate) fn wire_dtype(config: &Config) -> WireDtype {
     WireDtype::named(config.kv_dtype.name()).expect("the cache's types travel")
 }
 
@@ -371,7 +371,7 @@ fn close(channel: Channel, session: u64) {
 
 /// What the engine says of its queries. Under selection a token brings its indexer's queries too and the numbers
 /// of its rows, and rows and scores come back: each query row has its share of that.
-pub fn routed_rows(config: &Config, model: &ModelConfig) -> v1::RoutedRows {
+pub(crate) fn routed_rows(config: &Config, model: &ModelConfig) -> v1::RoutedRows {
     let dtype = wire_dtype(config);
     let share = |bytes: usize| bytes.div_ceil(heads_of_rank(config, model));
     let (query, partial) = match model.indexer {

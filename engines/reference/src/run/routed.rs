@@ -7,7 +7,7 @@ use futures::future::join_all;
 use kvasir_proto::refusal::{REFUSAL, UNROUTED};
 use kvasir_proto::v1::generate_event::Event;
 use kvasir_proto::{BlockKey, keys};
-use kvasir_store_node::config::TransferTls;
+use kvasir_transfer::TransferTls;
 
 use super::with_nodes::{Ask, BLOCK, Case, Host, LEASE_MS, cases};
 use super::*;
@@ -15,7 +15,7 @@ use crate::config::Role;
 
 /// Of the model: heads, layers, values of a row, leading ones that are the value.
 const HEADS: u64 = 4;
-pub const LAYERS: u64 = 3;
+pub(super) const LAYERS: u64 = 3;
 const D_QK: u64 = 576;
 const D_V: u64 = 512;
 
@@ -74,7 +74,7 @@ impl Host {
         }
     }
 
-    pub async fn abort_source(&self, ask: &Ask) {
+    pub(super) async fn abort_source(&self, ask: &Ask) {
         let (tx, side) = (Some(ask.tx()), v1::Side::Source.into());
         let request = v1::TxAbortRequest { tx, side, reason: "a test".into() };
         self.node_client.clone().tx_abort(request).await.expect("aborted");
@@ -82,7 +82,7 @@ impl Host {
 }
 
 /// Begins an answer of `engine` with the prompt's full blocks attended by `holders`, in equal parts.
-pub async fn begin(
+pub(super) async fn begin(
     engine: &Host,
     holders: &[&Host],
     ask: &Ask,
@@ -92,7 +92,7 @@ pub async fn begin(
 }
 
 /// The same for some of its blocks; those before them are here.
-pub async fn begin_behind(
+pub(super) async fn begin_behind(
     engine: &Host,
     holders: &[&Host],
     ask: &Ask,
@@ -110,7 +110,7 @@ pub async fn begin_behind(
 }
 
 /// The tokens up to the end, with `meanwhile` after the first ones.
-pub async fn tokens(
+pub(super) async fn tokens(
     events: tonic::Streaming<v1::GenerateEvent>,
     meanwhile: impl AsyncFnOnce(),
 ) -> Vec<u32> {
@@ -142,12 +142,12 @@ async fn tokens_and_end(
     (tokens, end)
 }
 
-pub async fn routed(engine: &Host, holders: &[&Host], ask: &Ask) -> Vec<u32> {
+pub(super) async fn routed(engine: &Host, holders: &[&Host], ask: &Ask) -> Vec<u32> {
     tokens(begin(engine, holders, ask).await, async || ()).await
 }
 
 /// A metric of a node.
-pub async fn metric(host: &Host, name: &str) -> u64 {
+pub(super) async fn metric(host: &Host, name: &str) -> u64 {
     let page = super::tests::get(host.node.address(), "/metrics").await;
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("{name} is not in {page}")).trim().parse().expect("a number")

@@ -25,7 +25,7 @@ async fn refusal(config: Config) -> String {
     ended.expect_err("it must not start").to_string()
 }
 
-pub async fn get(address: SocketAddr, path: &str) -> String {
+pub(super) async fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("written");

@@ -16,9 +16,9 @@ use tonic::{Code, Status, Streaming};
 use super::*;
 use crate::config::Role;
 
-pub const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = 64;
 /// No lease runs out by itself here, however slow the machine is.
-pub const LEASE_MS: u64 = 600_000;
+pub(super) const LEASE_MS: u64 = 600_000;
 
 #[derive(serde::Deserialize)]
 struct Vectors {
@@ -26,16 +26,16 @@ struct Vectors {
 }
 
 #[derive(serde::Deserialize, Clone)]
-pub struct Case {
+pub(super) struct Case {
     pub prompt: Vec<u32>,
     pub greedy: Vec<u32>,
 }
 
-pub fn file(path: &str) -> std::path::PathBuf {
+pub(super) fn file(path: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-pub fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let text = std::fs::read_to_string(file("tests/data/deepseek_v2/plain/expected.json"));
     let vectors: Vectors =
         serde_json::from_str(&text.expect("the reference vectors")).expect("as they were made");
@@ -43,7 +43,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 /// One node with its engine.
-pub struct Host {
+pub(super) struct Host {
     pub node: kvasir_store_node::Running,
     pub node_client: StoreNodeClient<Channel>,
     node_config: kvasir_store_node::Config,
@@ -64,18 +64,22 @@ fn own_loopback() -> Ipv4Addr {
 }
 
 impl Host {
-    pub async fn start(role: Role) -> Self {
+    pub(super) async fn start(role: Role) -> Self {
         // No wait for partials here ends by the time that is over.
         Host::start_with(role, 600_000).await
     }
 
     /// With so long a wait for partials of holders.
-    pub async fn start_with(role: Role, deadline_ms: u32) -> Self {
+    pub(super) async fn start_with(role: Role, deadline_ms: u32) -> Self {
         Host::start_model(role, deadline_ms, file("configs/models/tiny-deepseek-v2")).await
     }
 
     /// With another model.
-    pub async fn start_model(role: Role, deadline_ms: u32, model: std::path::PathBuf) -> Self {
+    pub(super) async fn start_model(
+        role: Role,
+        deadline_ms: u32,
+        model: std::path::PathBuf,
+    ) -> Self {
         Host::start_changed(role, |_, engine| {
             engine.model = model;
             engine.routes.deadline_ms = deadline_ms;
@@ -84,7 +88,7 @@ impl Host {
     }
 
     /// With configurations that are changed before they are used.
-    pub async fn start_changed(
+    pub(super) async fn start_changed(
         role: Role,
         change: impl FnOnce(&mut kvasir_store_node::Config, &mut Config),
     ) -> Self {
@@ -187,7 +191,7 @@ impl Host {
         self.call_routed(ask, leg, Vec::new()).await
     }
 
-    pub async fn call_routed(
+    pub(super) async fn call_routed(
         &self,
         ask: &Ask,
         leg: v1::Leg,
@@ -196,7 +200,7 @@ impl Host {
         self.call_with(ask, leg, routed, Vec::new()).await
     }
 
-    pub async fn call_with(
+    pub(super) async fn call_with(
         &self,
         ask: &Ask,
         leg: v1::Leg,
@@ -228,7 +232,7 @@ impl Host {
     }
 
     /// Computed here, and answered by `decode`.
-    pub async fn hand_over(&self, decode: &Host, ask: &Ask) -> Vec<u32> {
+    pub(super) async fn hand_over(&self, decode: &Host, ask: &Ask) -> Vec<u32> {
         self.allocate(ask, v1::Side::Prefill, Vec::new()).await;
         let writer = self.endpoint().await;
         let targets = decode.allocate(ask, v1::Side::Decode, writer).await.targets;
@@ -242,12 +246,12 @@ impl Host {
     }
 
     /// A whole leg with its allocation.
-    pub async fn whole(&self, ask: &Ask) -> Answered {
+    pub(super) async fn whole(&self, ask: &Ask) -> Answered {
         self.allocate(ask, v1::Side::Prefill, Vec::new()).await;
         self.generate(ask, v1::Leg::Whole).await.expect("an answer")
     }
 
-    pub async fn end(mut self) {
+    pub(super) async fn end(mut self) {
         self.shutdown.cancel();
         drop(self.engine_client);
         self.running.await.expect("no panic").expect("it stops as asked");
@@ -257,20 +261,20 @@ impl Host {
 }
 
 #[derive(Clone)]
-pub struct Ask {
+pub(super) struct Ask {
     pub serial: u64,
     pub prompt: Vec<u32>,
     pub max_tokens: u32,
 }
 
 impl Ask {
-    pub fn tx(&self) -> v1::TxId {
+    pub(super) fn tx(&self) -> v1::TxId {
         v1::TxId { conductor_incarnation: 77, serial: self.serial }
     }
 }
 
 #[derive(Debug, Default)]
-pub struct Answered {
+pub(super) struct Answered {
     pub cached: u32,
     pub tokens: Vec<u32>,
     text: String,
@@ -279,7 +283,7 @@ pub struct Answered {
 
 impl Answered {
     /// All of it, with `meanwhile` after the first tokens.
-    pub async fn of(
+    pub(super) async fn of(
         mut events: Streaming<v1::GenerateEvent>,
         meanwhile: impl AsyncFnOnce(),
     ) -> Result<Answered, Status> {

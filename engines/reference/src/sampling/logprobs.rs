@@ -2,14 +2,14 @@
 
 /// The log probability of one token.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Logprob {
+pub(crate) struct Logprob {
     pub id: u32,
     pub logprob: f32,
 }
 
 /// The chosen token's log probability and those of the `top` likeliest tokens, best first, of equal
 /// ones the lowest id.
-pub fn logprobs(logits: &[f32], chosen: u32, top: usize) -> (Logprob, Vec<Logprob>) {
+pub(crate) fn logprobs(logits: &[f32], chosen: u32, top: usize) -> (Logprob, Vec<Logprob>) {
     let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - best).exp()).sum();
     let normaliser = f64::from(best) + sum.ln();

@@ -6,7 +6,7 @@
 
 #![forbid(unsafe_code)]
 
-pub mod logprobs;
+pub(crate) mod logprobs;
 
 #[cfg(test)]
 mod tests;
@@ -18,7 +18,7 @@ use rand_chacha::ChaCha8Rng;
 
 /// How tokens are chosen; checked when the request came in.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sampling {
+pub(crate) struct Sampling {
     /// 0 is greedy.
     pub temperature: f32,
     /// (0, 1]; 1 is off.
@@ -32,19 +32,19 @@ pub struct Sampling {
 
 /// How often each token stands in the answer so far.
 #[derive(Debug, Clone, Default)]
-pub struct AnswerCounts {
+pub(crate) struct AnswerCounts {
     counts: BTreeMap<u32, u32>,
 }
 
 impl AnswerCounts {
-    pub fn add(&mut self, token: u32) {
+    pub(crate) fn add(&mut self, token: u32) {
         *self.counts.entry(token).or_default() += 1;
     }
 }
 
 /// One choice: what it depends on besides the logits.
 #[derive(Debug, Clone, Copy)]
-pub struct Choice<'a> {
+pub(crate) struct Choice<'a> {
     pub sampling: &'a Sampling,
     pub counts: &'a AnswerCounts,
     /// The token's place in the answer.
@@ -53,7 +53,7 @@ pub struct Choice<'a> {
 
 /// Memory that choices reuse.
 #[derive(Debug, Default)]
-pub struct Sampler {
+pub(crate) struct Sampler {
     candidates: Vec<Candidate>,
 }
 
@@ -73,7 +73,7 @@ impl Candidate {
 
 impl Sampler {
     /// Chooses a token. `logits` has at least one value.
-    pub fn choose(&mut self, logits: &[f32], choice: Choice<'_>) -> u32 {
+    pub(crate) fn choose(&mut self, logits: &[f32], choice: Choice<'_>) -> u32 {
         self.fill(logits, choice);
         let sampling = choice.sampling;
         if sampling.temperature == 0.0 {

@@ -12,7 +12,7 @@ use crate::text::{Piece, TextOptions, TextStream, Vocabulary};
 
 /// What the caller asked for; checked.
 #[derive(Debug, Clone, PartialEq)]
-pub struct AnswerOptions {
+pub(crate) struct AnswerOptions {
     pub sampling: Sampling,
     /// At least 1.
     pub max_tokens: u32,
@@ -25,7 +25,7 @@ pub struct AnswerOptions {
 
 /// The answer so far.
 #[derive(Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     options: AnswerOptions,
     vocabulary: Arc<Vocabulary>,
     text: TextStream,
@@ -35,7 +35,7 @@ pub struct Answer {
 
 /// How the answer ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ending {
+pub(crate) struct Ending {
     pub reason: Reason,
     /// Text that was still held back.
     pub text: String,
@@ -44,22 +44,22 @@ pub struct Ending {
 }
 
 impl Answer {
-    pub fn new(options: AnswerOptions, vocabulary: Arc<Vocabulary>) -> Self {
+    pub(crate) fn new(options: AnswerOptions, vocabulary: Arc<Vocabulary>) -> Self {
         let text = TextStream::new(Arc::clone(&vocabulary), options.text.clone());
         Answer { options, vocabulary, text, counts: AnswerCounts::default(), tokens: 0 }
     }
 
-    pub fn tokens(&self) -> u32 {
+    pub(crate) fn tokens(&self) -> u32 {
         self.tokens
     }
 
-    pub fn max_tokens(&self) -> u32 {
+    pub(crate) fn max_tokens(&self) -> u32 {
         self.options.max_tokens
     }
 
     /// Chooses the next token. It is not part of the answer until it is added: on a prefill leg the
     /// decode side adds it.
-    pub fn choose(&self, sampler: &mut Sampler, logits: &[f32]) -> v1::TokenOut {
+    pub(crate) fn choose(&self, sampler: &mut Sampler, logits: &[f32]) -> v1::TokenOut {
         let Answer { options, counts, tokens: index, .. } = self;
         let choice = Choice { sampling: &options.sampling, counts, index: *index };
         let id = sampler.choose(logits, choice);
@@ -75,12 +75,12 @@ impl Answer {
     }
 
     /// Whether it would end with this token, whatever its text.
-    pub fn ends_with(&self, token: &v1::TokenOut) -> bool {
+    pub(crate) fn ends_with(&self, token: &v1::TokenOut) -> bool {
         self.tokens + 1 >= self.options.max_tokens || self.options.stop_tokens.contains(&token.id)
     }
 
     /// Adds a token: what the caller hears of it, and whether it is the last.
-    pub fn add(&mut self, token: v1::TokenOut) -> (v1::Tokens, Option<Ending>) {
+    pub(crate) fn add(&mut self, token: v1::TokenOut) -> (v1::Tokens, Option<Ending>) {
         let id = token.id;
         self.tokens += 1;
         self.counts.add(id);

@@ -4,7 +4,7 @@ use kvasir_proto::{BlockKey, Namespace, keys};
 
 /// The chain behind a prompt.
 #[derive(Debug)]
-pub struct AnswerBlocks {
+pub(crate) struct AnswerBlocks {
     namespace: Namespace,
     block_tokens: u32,
     /// The first block that was not given out.
@@ -16,13 +16,13 @@ pub struct AnswerBlocks {
 
 /// Blocks that have been filled since the last time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FilledBlocks {
+pub(crate) struct FilledBlocks {
     pub first_page: u32,
     pub keys: Vec<BlockKey>,
 }
 
 impl AnswerBlocks {
-    pub fn new(namespace: Namespace, prompt_tokens: u32, block_tokens: u32) -> Self {
+    pub(crate) fn new(namespace: Namespace, prompt_tokens: u32, block_tokens: u32) -> Self {
         let next_block = prompt_tokens / block_tokens;
         AnswerBlocks { namespace, block_tokens, next_block, parent: None, prompt_hashed: false }
     }
@@ -30,7 +30,7 @@ impl AnswerBlocks {
     /// Blocks behind the prompt's full ones that `rows` rows of `tokens` fill and that were not
     /// given out before. The prompt is hashed when its first block is asked for, since most answers
     /// fill none.
-    pub fn filled(&mut self, tokens: &[u32], rows: u32) -> Option<FilledBlocks> {
+    pub(crate) fn filled(&mut self, tokens: &[u32], rows: u32) -> Option<FilledBlocks> {
         let filled = rows / self.block_tokens;
         if filled <= self.next_block {
             return None;

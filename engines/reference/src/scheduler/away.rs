@@ -21,7 +21,7 @@ use crate::routes::RoutedHoles;
 
 /// Where a part of a prompt stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub(crate) struct Place {
     pub positions: Range<u32>,
     /// How many positions further back its rows are computed: 0 for blocks of this very sequence.
     pub moved: u32,
@@ -55,7 +55,7 @@ impl Gap {
 
 /// What is to be done about the first gap that nobody attends.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Next {
+pub(crate) enum Next {
     /// There is none.
     Filled,
     /// Slots, or the node's answer, are waited for.
@@ -70,7 +70,7 @@ pub enum Next {
 
 /// See the module. Default: all rows are here.
 #[derive(Debug, Default)]
-pub struct Away {
+pub(crate) struct Away {
     routed: Option<RoutedHoles>,
     /// Where nothing is computed in its place, filled or not, in order.
     places: Vec<Range<u32>>,
@@ -86,7 +86,7 @@ pub struct Away {
 
 impl Away {
     /// `routed` has as many holes as places are elsewhere.
-    pub fn new(routed: Option<RoutedHoles>, places: Vec<Place>) -> Self {
+    pub(crate) fn new(routed: Option<RoutedHoles>, places: Vec<Place>) -> Self {
         let gap = |place: &Place| Gap {
             source: if place.elsewhere { Source::Elsewhere } else { Source::ToLookUp },
             pages: Vec::new(),
@@ -108,27 +108,27 @@ impl Away {
     }
 
     /// Who attends what is elsewhere; nobody once it has been given up.
-    pub fn routed(&self) -> Option<&RoutedHoles> {
+    pub(crate) fn routed(&self) -> Option<&RoutedHoles> {
         self.routed.as_ref()
     }
 
     /// All of the prompt is computed in its place.
-    pub fn is_nothing(&self) -> bool {
+    pub(crate) fn is_nothing(&self) -> bool {
         self.places.is_empty()
     }
 
     /// What has no rows here, as the model takes it.
-    pub fn holes(&self) -> &[Hole] {
+    pub(crate) fn holes(&self) -> &[Hole] {
         &self.holes
     }
 
     /// How many gaps the positions from this one on attend elsewhere.
-    pub fn holes_before(&self, position: u32) -> u32 {
+    pub(crate) fn holes_before(&self, position: u32) -> u32 {
         self.holes.iter().filter(|hole| hole.positions.end <= position).count() as u32
     }
 
     /// Tokens that holders attend.
-    pub fn tokens_elsewhere(&self) -> u32 {
+    pub(crate) fn tokens_elsewhere(&self) -> u32 {
         let elsewhere = |(gap, hole): (&Gap, &Hole)| {
             (gap.source == Source::Elsewhere).then_some(hole.positions.end - hole.positions.start)
         };
@@ -136,58 +136,58 @@ impl Away {
     }
 
     /// Blocks of the prompt's beginning that holders attend; those before them are here.
-    pub fn beginning(&self) -> Option<Range<u32>> {
+    pub(crate) fn beginning(&self) -> Option<Range<u32>> {
         let first = self.holes.first().filter(|hole| hole.moved == 0);
         first.map(|hole| hole.positions.clone())
     }
 
     /// The first position from this one on that is computed in its place.
-    pub fn skip(&self, position: u32) -> u32 {
+    pub(crate) fn skip(&self, position: u32) -> u32 {
         let skip = |at: u32, place: &Range<u32>| if place.start == at { place.end } else { at };
         self.places.iter().fold(position, skip)
     }
 
     /// Up to where positions from this one on are computed in their places.
-    pub fn until(&self, position: u32, prompt_tokens: u32) -> u32 {
+    pub(crate) fn until(&self, position: u32, prompt_tokens: u32) -> u32 {
         let next = self.places.iter().find(|place| place.start >= position);
         next.map_or(prompt_tokens, |place| place.start)
     }
 
     /// Of one decode step.
-    pub fn exchange(&mut self, exchanged: Exchanged) {
+    pub(crate) fn exchange(&mut self, exchanged: Exchanged) {
         if self.routed.is_some() {
             self.exchanged += exchanged;
         }
     }
 
     /// Of a step that computed its prompt from this position on, for which nobody else asked.
-    pub fn exchange_prompt(&mut self, from: u32, exchanged: Exchanged) {
+    pub(crate) fn exchange_prompt(&mut self, from: u32, exchanged: Exchanged) {
         if self.routed.is_some() && self.holes_before(from) as usize == self.holes.len() {
             self.prompt_exchanged += exchanged;
         }
     }
 
     /// Before it came here: microseconds until its holders answered, and whether sessions were made for it.
-    pub fn opening(&self) -> (u64, bool) {
+    pub(crate) fn opening(&self) -> (u64, bool) {
         self.opening
     }
 
-    pub fn exchanged(&self) -> Exchanged {
+    pub(crate) fn exchanged(&self) -> Exchanged {
         self.exchanged
     }
 
-    pub fn prompt_exchanged(&self) -> Exchanged {
+    pub(crate) fn prompt_exchanged(&self) -> Exchanged {
         self.prompt_exchanged
     }
 
     /// Slots of gaps.
-    pub fn pages(&self) -> u32 {
+    pub(crate) fn pages(&self) -> u32 {
         self.gaps.iter().map(|gap| gap.own().len() as u32).sum()
     }
 
     /// Nobody attends anything elsewhere any more. Ends the leases. What was not found here of a prompt's beginning
     /// when it was sent elsewhere is computed, behind the rows before it, which are the first of `slots`.
-    pub fn give_up(&mut self, slots: &[SlotIndex], page_tokens: u32) {
+    pub(crate) fn give_up(&mut self, slots: &[SlotIndex], page_tokens: u32) {
         self.routed = None;
         for (gap, hole) in self.gaps.iter_mut().zip(&self.holes) {
             if gap.source != Source::Elsewhere {
@@ -206,7 +206,7 @@ impl Away {
     }
 
     /// Slots that gaps lack that nobody attends.
-    pub fn lacks(&self, page_tokens: u32) -> usize {
+    pub(crate) fn lacks(&self, page_tokens: u32) -> usize {
         let lacks = |(gap, hole): (&Gap, &Hole)| match gap.source {
             Source::Elsewhere => 0,
             _ => pages_of(hole, page_tokens) - gap.own().len(),
@@ -215,7 +215,12 @@ impl Away {
     }
 
     /// Takes granted slots: gaps that nobody attends have theirs first, the others go behind `slots`.
-    pub fn take(&mut self, granted: Vec<SlotIndex>, slots: &mut Vec<SlotIndex>, page_tokens: u32) {
+    pub(crate) fn take(
+        &mut self,
+        granted: Vec<SlotIndex>,
+        slots: &mut Vec<SlotIndex>,
+        page_tokens: u32,
+    ) {
         let mut granted = granted.into_iter();
         for (gap, hole) in self.gaps.iter_mut().zip(&self.holes) {
             if gap.source != Source::Elsewhere {
@@ -227,7 +232,7 @@ impl Away {
     }
 
     /// What the first gap that nobody attends waits for.
-    pub fn next(&self, page_tokens: u32) -> Next {
+    pub(crate) fn next(&self, page_tokens: u32) -> Next {
         let Some(at) = self.first() else { return Next::Filled };
         let (gap, hole) = (&self.gaps[at], &self.holes[at]);
         if gap.own().len() < pages_of(hole, page_tokens) {
@@ -245,28 +250,28 @@ impl Away {
     }
 
     /// The node is asked for the blocks of the first gap that nobody attends.
-    pub fn asked(&mut self, handle: u64) {
+    pub(crate) fn asked(&mut self, handle: u64) {
         self.set_first(Source::Asked { handle });
     }
 
     /// Whether this is what it was asked for last.
-    pub fn is_asked(&self, handle: u64) -> bool {
+    pub(crate) fn is_asked(&self, handle: u64) -> bool {
         self.gaps.iter().any(|gap| gap.source == Source::Asked { handle })
     }
 
     /// Of the first gap that nobody attends, so many tokens are computed in its slots.
-    pub fn computed(&mut self, computed: u32) {
+    pub(crate) fn computed(&mut self, computed: u32) {
         self.set_first(Source::Alone { computed });
     }
 
     /// Where the tokens of that gap are computed, behind what they attend.
-    pub fn pages_alone(&self) -> &[SlotIndex] {
+    pub(crate) fn pages_alone(&self) -> &[SlotIndex] {
         self.first().map_or(&[], |at| &self.gaps[at].pages)
     }
 
     /// The first gap that nobody attends gets its places among `slots`: `fill` brings the rows of its chunk
     /// there, from `chunk`, or from its own slots. Answers how many tokens it had.
-    pub fn fill<E>(
+    pub(crate) fn fill<E>(
         &mut self,
         chunk: Option<&[SlotIndex]>,
         slots: &mut Vec<SlotIndex>,

@@ -9,7 +9,7 @@ const RETRY_US: u64 = 20_000;
 
 /// How far the rows of a sequence reach.
 #[derive(Debug, Clone, Copy)]
-pub struct Room {
+pub(crate) struct Room {
     /// Rows needed for the next step.
     pub rows_next: u32,
     /// Rows of the longest answer.
@@ -21,7 +21,7 @@ pub struct Room {
 
 impl Room {
     /// The next step has no place for its row.
-    pub fn is_short(self) -> bool {
+    pub(crate) fn is_short(self) -> bool {
         self.pages * self.page_tokens < self.rows_next
     }
 
@@ -33,7 +33,7 @@ impl Room {
 
 /// One sequence's growth.
 #[derive(Debug, Default)]
-pub struct Growth {
+pub(crate) struct Growth {
     asked: bool,
     retry_at_us: u64,
     short_since_us: Option<u64>,
@@ -41,7 +41,7 @@ pub struct Growth {
 
 impl Growth {
     /// Pages to ask the node for now; 0 when there is room, or an answer or a retry is waited for.
-    pub fn poll(&mut self, room: Room, now_us: u64) -> u32 {
+    pub(crate) fn poll(&mut self, room: Room, now_us: u64) -> u32 {
         self.short_since_us = room.is_short().then(|| self.short_since_us.unwrap_or(now_us));
         let wanted = room.pages_wanted();
         if wanted == 0 || self.asked || now_us < self.retry_at_us {
@@ -52,18 +52,18 @@ impl Growth {
     }
 
     /// The node has answered.
-    pub fn handle_grown(&mut self, granted: bool, now_us: u64) {
+    pub(crate) fn handle_grown(&mut self, granted: bool, now_us: u64) {
         self.asked = false;
         self.retry_at_us = if granted { 0 } else { now_us + RETRY_US };
     }
 
     /// Since when the sequence has stood still for want of a slot.
-    pub fn short_since_us(&self) -> Option<u64> {
+    pub(crate) fn short_since_us(&self) -> Option<u64> {
         self.short_since_us
     }
 
     /// Another sequence has given its slots back: the wait begins anew.
-    pub fn wait_anew(&mut self, now_us: u64) {
+    pub(crate) fn wait_anew(&mut self, now_us: u64) {
         if self.short_since_us.is_some() {
             self.short_since_us = Some(now_us);
         }

@@ -16,7 +16,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     ///
     /// # Errors
     /// [`PortLost`]
-    pub fn handle_all(&mut self) -> Result<(), PortLost> {
+    pub(crate) fn handle_all(&mut self) -> Result<(), PortLost> {
         while let Some(message) = self.port.try_recv()? {
             self.handle(message)?;
         }

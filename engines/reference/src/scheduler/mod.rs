@@ -14,14 +14,14 @@
 
 #![forbid(unsafe_code)]
 
-pub mod answer;
-pub mod answer_blocks;
-pub mod away;
+pub(crate) mod answer;
+pub(crate) mod answer_blocks;
+pub(crate) mod away;
 mod fill;
-pub mod growth;
+pub(crate) mod growth;
 mod inbound;
-pub mod plan;
-pub mod sequence;
+pub(crate) mod plan;
+pub(crate) mod sequence;
 mod step;
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ const WAIT_IDLE: Duration = Duration::from_secs(1);
 
 /// A request as `crate::request` checked it.
 #[derive(Debug)]
-pub struct CheckedRequest {
+pub(crate) struct CheckedRequest {
     pub share: Share,
     pub leg: Leg,
     pub request_id: String,
@@ -80,7 +80,7 @@ pub struct CheckedRequest {
 
 /// Whole blocks of a prompt that are used as if they had been computed alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChunkRequest {
+pub(crate) struct ChunkRequest {
     pub positions: Range<u32>,
     /// Who attends it where it lies; empty where nobody does.
     pub routed: Vec<SpanRequest>,
@@ -88,14 +88,14 @@ pub struct ChunkRequest {
 
 impl CheckedRequest {
     /// Of what is to be attended elsewhere, the spans of each part.
-    pub fn take_routed(&mut self) -> Vec<Vec<SpanRequest>> {
+    pub(crate) fn take_routed(&mut self) -> Vec<Vec<SpanRequest>> {
         let chunks = self.chunks.iter_mut().map(|chunk| std::mem::take(&mut chunk.routed));
         let prefix = std::mem::take(&mut self.routed);
         [prefix].into_iter().chain(chunks).filter(|spans| !spans.is_empty()).collect()
     }
 
     /// Where the prompt is not computed in its place.
-    pub fn places(&self, block_tokens: u32) -> Vec<Place> {
+    pub(crate) fn places(&self, block_tokens: u32) -> Vec<Place> {
         let ends = self.routed.first().zip(self.routed.last());
         let prefix = ends.map(|(first, last)| {
             let end = (last.first_block + last.blocks) * block_tokens;
@@ -113,7 +113,7 @@ impl CheckedRequest {
 
 /// A request that was taken in.
 #[derive(Debug)]
-pub struct Job {
+pub(crate) struct Job {
     pub request: CheckedRequest,
     pub events: EventSink,
     pub admitted: Admitted,
@@ -126,7 +126,7 @@ pub struct Job {
 
 /// What the scheduler is told once.
 #[derive(Debug, Clone)]
-pub struct SchedulerOptions {
+pub(crate) struct SchedulerOptions {
     pub chunk_tokens: u32,
     pub block_tokens: u32,
     pub max_running: u32,
@@ -136,7 +136,7 @@ pub struct SchedulerOptions {
 
 /// What outlives an attachment and is shared with the rest of the engine.
 #[derive(Debug, Clone)]
-pub struct Shared {
+pub(crate) struct Shared {
     pub vocabulary: Arc<Vocabulary>,
     pub admission: Arc<Admission>,
     pub metrics: Metrics,
@@ -158,7 +158,7 @@ impl Shared {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Scheduler<P, C> {
+pub(crate) struct Scheduler<P, C> {
     options: SchedulerOptions,
     shared: Shared,
     port: P,
@@ -192,7 +192,7 @@ enum End {
 }
 
 impl<P: CachePort, C: Compute> Scheduler<P, C> {
-    pub fn new(options: SchedulerOptions, shared: Shared, port: P, compute: C) -> Self {
+    pub(crate) fn new(options: SchedulerOptions, shared: Shared, port: P, compute: C) -> Self {
         Scheduler {
             options,
             shared,
@@ -211,11 +211,11 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         }
     }
 
-    pub fn port(&mut self) -> &mut P {
+    pub(crate) fn port(&mut self) -> &mut P {
         &mut self.port
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.sequences.is_empty()
     }
 
@@ -223,7 +223,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     ///
     /// # Errors
     /// [`PortLost`]; the job is among those that `fail_all` ends.
-    pub fn accept(&mut self, job: Job) -> Result<(), PortLost> {
+    pub(crate) fn accept(&mut self, job: Job) -> Result<(), PortLost> {
         let share = job.request.share;
         if self.by_share.contains_key(&share) || self.unanswered.contains(&share) {
             let status = Status::already_exists(format!("share {share} is bound here already"));
@@ -243,7 +243,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     ///
     /// # Errors
     /// [`PortLost`]
-    pub fn sweep(&mut self) -> Result<(), PortLost> {
+    pub(crate) fn sweep(&mut self) -> Result<(), PortLost> {
         self.look_after_node()?;
         let gone = |(&id, sequence): (&u64, &Sequence)| sequence.events.is_closed().then_some(id);
         let cancelled: Vec<u64> = self.sequences.iter().filter_map(gone).collect();
@@ -255,7 +255,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     }
 
     /// How long the owner may sleep after a step that did nothing.
-    pub fn wait_max(&self) -> Duration {
+    pub(crate) fn wait_max(&self) -> Duration {
         let short = |id: &u64| self.sequences[id].growth.short_since_us().is_some();
         if self.seated().any(|id| short(&id)) {
             WAIT_FOR_ROOM
@@ -267,7 +267,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     }
 
     /// Publishes what the engine is doing, to the node and as metrics.
-    pub fn publish_load(&self) {
+    pub(crate) fn publish_load(&self) {
         let load = self.shared.load(self.seated().count() as u32);
         self.port.publish_load(&load);
         self.shared.metrics.running.set(load.running.into());
@@ -276,7 +276,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
 
     /// Ends everything, because the node is lost or the engine stops. Shares are released if the
     /// node still listens.
-    pub fn fail_all(&mut self, why: &str) {
+    pub(crate) fn fail_all(&mut self, why: &str) {
         for id in self.sequences.keys().copied().collect::<Vec<_>>() {
             let status = Status::unavailable(why);
             // A lost node needs no release: it sees that the engine has gone.

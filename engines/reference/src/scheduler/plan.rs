@@ -6,13 +6,13 @@ use std::ops::Range;
 
 /// A sequence that has a seat and could take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Candidate {
+pub(crate) struct Candidate {
     pub sequence: u64,
     pub work: Work,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Work {
+pub(crate) enum Work {
     /// The last token, at this position.
     Decode { position: u32 },
     /// Prompt tokens from `computed` on, up to and without `until` in one step. Each has so many queries for
@@ -24,7 +24,7 @@ pub enum Work {
 
 /// What one sequence does in the step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub(crate) struct Part {
     pub sequence: u64,
     /// Positions whose rows are computed.
     pub positions: Range<u32>,
@@ -33,7 +33,7 @@ pub struct Part {
 }
 
 /// Plans a step over candidates in the order in which prompts are computed.
-pub fn plan_step(candidates: &[Candidate], chunk_tokens: u32) -> Vec<Part> {
+pub(crate) fn plan_step(candidates: &[Candidate], chunk_tokens: u32) -> Vec<Part> {
     let mut budget = chunk_tokens;
     let mut parts = Vec::new();
     for &Candidate { sequence, work } in candidates {
@@ -66,7 +66,7 @@ pub fn plan_step(candidates: &[Candidate], chunk_tokens: u32) -> Vec<Part> {
 
 /// How a prompt lies in pages.
 #[derive(Debug, Clone, Copy)]
-pub struct PromptPages {
+pub(crate) struct PromptPages {
     pub prompt_tokens: u32,
     pub page_tokens: u32,
     /// The prompt's end is the end of what is written: its last page, partial or not, is finished
@@ -76,7 +76,7 @@ pub struct PromptPages {
 
 /// The pages that computing these positions finishes: those it fills, and the last one of a prompt
 /// that nothing is added to. Each page is finished exactly once.
-pub fn finished_pages(positions: &Range<u32>, pages: PromptPages) -> Range<u32> {
+pub(crate) fn finished_pages(positions: &Range<u32>, pages: PromptPages) -> Range<u32> {
     let first = positions.start / pages.page_tokens;
     let ends_prompt = positions.end == pages.prompt_tokens;
     let end = if ends_prompt && pages.prompt_only {

@@ -25,7 +25,7 @@ use crate::model::SequenceStep;
 
 /// What the engine does for a request; what the wire leaves unspecified was refused before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leg {
+pub(crate) enum Leg {
     Prefill,
     Decode,
     Whole,
@@ -33,7 +33,7 @@ pub enum Leg {
 
 /// A sequence is in exactly one of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub(crate) enum State {
     /// `Bind` was sent. Becomes Arriving or Prefilling when `Bound` comes.
     Binding,
     /// Decode leg: the slots are known, rows and tail are on their way. Becomes Decoding when
@@ -50,14 +50,14 @@ pub enum State {
 
 /// What a sequence goes on with when its gaps are filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Resume {
+pub(crate) enum Resume {
     Prefilling { computed: u32 },
     Decoding,
 }
 
 /// When things happened, in microseconds of the engine's clock.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Times {
+pub(crate) struct Times {
     pub received_us: u64,
     /// The first step that it took part in; on a decode leg, when it had a seat.
     pub started_us: Option<u64>,
@@ -68,14 +68,14 @@ pub struct Times {
 
 /// A part of a prompt that is computed in slots of its own: from where on, and how many positions further back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Alone {
+pub(crate) struct Alone {
     pub first: u32,
     pub moved: u32,
 }
 
 /// A request in the engine.
 #[derive(Debug)]
-pub struct Sequence {
+pub(crate) struct Sequence {
     pub share: Share,
     pub leg: Leg,
     pub state: State,
@@ -110,7 +110,7 @@ pub struct Sequence {
 
 impl Sequence {
     /// What it would do in a step, if it could take part in one now.
-    pub fn work(&self) -> Option<Work> {
+    pub(crate) fn work(&self) -> Option<Work> {
         match self.state {
             State::Binding | State::Arriving => None,
             State::Prefilling { computed } => {
@@ -131,7 +131,7 @@ impl Sequence {
     }
 
     /// Prompts are computed in this order: when it came, and later by what is left of its delay.
-    pub fn rank_us(&self) -> u64 {
+    pub(crate) fn rank_us(&self) -> u64 {
         let State::Prefilling { computed } = self.state else { return self.times.received_us };
         let left = u128::from(self.prompt_tokens - computed);
         let all = (left + u128::from(self.prompt_tokens_computed)).max(1);
@@ -140,14 +140,14 @@ impl Sequence {
     }
 
     /// A step took so long and did nothing for it.
-    pub fn was_passed(&mut self, step_us: u64) {
+    pub(crate) fn was_passed(&mut self, step_us: u64) {
         if self.times.started_us.is_some() && matches!(self.state, State::Prefilling { .. }) {
             self.times.passed_us += step_us;
         }
     }
 
     /// Its part of the model's batch.
-    pub fn batch_part(&self, part: &Part) -> SequenceStep<'_> {
+    pub(crate) fn batch_part(&self, part: &Part) -> SequenceStep<'_> {
         let (start, end) = (part.positions.start, part.positions.end);
         if let Some(Alone { first, moved }) = self.alone() {
             return SequenceStep {
@@ -168,7 +168,7 @@ impl Sequence {
     }
 
     /// What it computes in slots of its own, if it does that.
-    pub fn alone(&self) -> Option<Alone> {
+    pub(crate) fn alone(&self) -> Option<Alone> {
         match (self.state, self.away.next(self.page_tokens)) {
             (State::Filling { .. }, Next::Compute { positions, moved, .. }) => {
                 Some(Alone { first: positions.start, moved })
@@ -178,7 +178,7 @@ impl Sequence {
     }
 
     /// How far its rows reach. The last token of an answer needs no row.
-    pub fn room(&self) -> Room {
+    pub(crate) fn room(&self) -> Room {
         // What is elsewhere needs room from when it is given up.
         let away = self.away.tokens_elsewhere();
         Room {
@@ -190,11 +190,11 @@ impl Sequence {
     }
 
     /// Others find the blocks that it fills: all of it is computed in its place.
-    pub fn shares_blocks(&self) -> bool {
+    pub(crate) fn shares_blocks(&self) -> bool {
         (self.leg == Leg::Prefill || self.answer_blocks.is_some()) && self.away.is_nothing()
     }
 
-    pub fn prompt_pages(&self) -> PromptPages {
+    pub(crate) fn prompt_pages(&self) -> PromptPages {
         PromptPages {
             prompt_tokens: self.prompt_tokens,
             page_tokens: self.page_tokens,
@@ -203,12 +203,12 @@ impl Sequence {
     }
 
     /// Its lease is this engine's to renew: the conductor does so until the hand-over.
-    pub fn renews_lease(&self) -> bool {
+    pub(crate) fn renews_lease(&self) -> bool {
         matches!(self.state, State::Decoding | State::Filling { resume: Resume::Decoding })
     }
 
     /// Nothing of it is attended elsewhere any more: it will be here.
-    pub fn recall(&mut self) {
+    pub(crate) fn recall(&mut self) {
         let resume = match self.state {
             State::Prefilling { computed } => Resume::Prefilling { computed },
             State::Decoding => Resume::Decoding,
@@ -219,7 +219,7 @@ impl Sequence {
     }
 
     /// Tells the caller what of the prompt was there.
-    pub fn accept(&mut self) {
+    pub(crate) fn accept(&mut self) {
         if !self.accepted {
             self.accepted = true;
             let cached_tokens = self.cached_tokens;
@@ -228,7 +228,7 @@ impl Sequence {
     }
 
     /// Goes on when its gaps are filled.
-    pub fn resume(&mut self) {
+    pub(crate) fn resume(&mut self) {
         let State::Filling { resume } = self.state else { return };
         self.state = match resume {
             Resume::Prefilling { computed } => State::Prefilling { computed },
@@ -236,12 +236,12 @@ impl Sequence {
         };
     }
 
-    pub fn add_slots(&mut self, granted: Vec<SlotIndex>) {
+    pub(crate) fn add_slots(&mut self, granted: Vec<SlotIndex>) {
         self.away.take(granted, &mut self.slots, self.page_tokens);
     }
 
     /// What the caller hears last.
-    pub fn finished(&self, reason: v1::finished::Reason) -> v1::Finished {
+    pub(crate) fn finished(&self, reason: v1::finished::Reason) -> v1::Finished {
         let since = |at: Option<u64>| at.map_or(0, |at| at.saturating_sub(self.times.received_us));
         v1::Finished {
             reason: reason.into(),

@@ -22,7 +22,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     /// # Errors
     /// [`PortLost`]; also when the model refuses the step, since the node was told of it and must
     /// not take a later step's progress for this one's.
-    pub fn step(&mut self) -> Result<bool, PortLost> {
+    pub(crate) fn step(&mut self) -> Result<bool, PortLost> {
         self.begin_answers()?;
         self.ask_for_room()?;
         self.fill_gaps()?;

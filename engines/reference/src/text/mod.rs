@@ -7,9 +7,9 @@
 
 #![forbid(unsafe_code)]
 
-pub mod stop;
-pub mod utf8;
-pub mod vocabulary;
+pub(crate) mod stop;
+pub(crate) mod utf8;
+pub(crate) mod vocabulary;
 
 #[cfg(test)]
 mod tests;
@@ -17,13 +17,13 @@ mod tests;
 use std::sync::Arc;
 
 use stop::StopMatcher;
-pub use stop::StopStrings;
+pub(crate) use stop::StopStrings;
 use utf8::Utf8Stream;
-pub use vocabulary::Vocabulary;
+pub(crate) use vocabulary::Vocabulary;
 
 /// How the text of one answer is made.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TextOptions {
+pub(crate) struct TextOptions {
     pub stop: StopStrings,
     /// Special tokens have text too.
     pub keep_special_tokens: bool,
@@ -32,7 +32,7 @@ pub struct TextOptions {
 /// The text of one answer as its tokens come. Call `push` for each token, `finish` once at the end;
 /// nothing after a stop string was matched.
 #[derive(Debug)]
-pub struct TextStream {
+pub(crate) struct TextStream {
     vocabulary: Arc<Vocabulary>,
     keep_special_tokens: bool,
     utf8: Utf8Stream,
@@ -41,13 +41,13 @@ pub struct TextStream {
 
 /// Text that is settled, and the stop string that ended it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Piece {
+pub(crate) struct Piece {
     pub text: String,
     pub stopped_by: Option<String>,
 }
 
 impl TextStream {
-    pub fn new(vocabulary: Arc<Vocabulary>, options: TextOptions) -> Self {
+    pub(crate) fn new(vocabulary: Arc<Vocabulary>, options: TextOptions) -> Self {
         TextStream {
             vocabulary,
             keep_special_tokens: options.keep_special_tokens,
@@ -58,7 +58,7 @@ impl TextStream {
 
     /// Adds a token. What it gives may be empty: a character may be incomplete, or the text may be
     /// the beginning of a stop string.
-    pub fn push(&mut self, token: u32) -> Piece {
+    pub(crate) fn push(&mut self, token: u32) -> Piece {
         if self.vocabulary.is_special(token) && !self.keep_special_tokens {
             return Piece::default();
         }
@@ -69,7 +69,7 @@ impl TextStream {
 
     /// What was still held back. An incomplete character becomes U+FFFD, which may complete a stop
     /// string.
-    pub fn finish(&mut self) -> Piece {
+    pub(crate) fn finish(&mut self) -> Piece {
         let mut settled = String::new();
         self.utf8.finish(&mut settled);
         let mut piece = self.stop.push(&settled);

@@ -6,7 +6,7 @@ use super::Piece;
 
 /// The stop strings of one request. None is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct StopStrings {
+pub(crate) struct StopStrings {
     pub strings: Vec<String>,
     /// The stop string is part of the answer.
     pub include_in_output: bool,
@@ -14,7 +14,7 @@ pub struct StopStrings {
 
 /// Looks for stop strings. Nothing may be pushed after one was matched.
 #[derive(Debug)]
-pub struct StopMatcher {
+pub(crate) struct StopMatcher {
     stop: StopStrings,
     /// Text that could be the beginning of a stop string; shorter than the longest one.
     held: String,
@@ -22,13 +22,13 @@ pub struct StopMatcher {
 
 impl StopMatcher {
     /// Panics when a stop string is empty: the request was checked before.
-    pub fn new(stop: StopStrings) -> Self {
+    pub(crate) fn new(stop: StopStrings) -> Self {
         assert!(stop.strings.iter().all(|text| !text.is_empty()), "an empty stop string");
         StopMatcher { stop, held: String::new() }
     }
 
     /// Adds text; gives what is settled.
-    pub fn push(&mut self, text: &str) -> Piece {
+    pub(crate) fn push(&mut self, text: &str) -> Piece {
         self.held.push_str(text);
         if let Some((start, stop)) = self.first_match() {
             let end = if self.stop.include_in_output { start + stop.len() } else { start };
@@ -41,7 +41,7 @@ impl StopMatcher {
     }
 
     /// The text ends here: it was no beginning of a stop string.
-    pub fn take_held(&mut self) -> String {
+    pub(crate) fn take_held(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 

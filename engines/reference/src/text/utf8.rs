@@ -4,14 +4,14 @@
 
 /// The state between two pieces.
 #[derive(Debug, Default)]
-pub struct Utf8Stream {
+pub(crate) struct Utf8Stream {
     /// The beginning of a valid character; at most 3 bytes.
     held: Vec<u8>,
 }
 
 impl Utf8Stream {
     /// Appends to `text` what `bytes` settles.
-    pub fn push(&mut self, bytes: &[u8], text: &mut String) {
+    pub(crate) fn push(&mut self, bytes: &[u8], text: &mut String) {
         self.held.extend_from_slice(bytes);
         let mut at = 0;
         loop {
@@ -36,7 +36,7 @@ impl Utf8Stream {
     }
 
     /// No more bytes come: an incomplete character is a wrong one.
-    pub fn finish(&mut self, text: &mut String) {
+    pub(crate) fn finish(&mut self, text: &mut String) {
         if !self.held.is_empty() {
             text.push(char::REPLACEMENT_CHARACTER);
             self.held.clear();

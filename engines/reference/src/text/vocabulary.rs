@@ -10,7 +10,7 @@ use tokenizers::tokenizer::Tokenizer;
 
 /// Why a tokenizer is of no use here.
 #[derive(Debug, thiserror::Error)]
-pub enum VocabularyError {
+pub(crate) enum VocabularyError {
     #[error("it cannot be read: {0}")]
     Read(String),
     #[error("its decoder is not ByteLevel, and only that kind is supported")]
@@ -23,7 +23,7 @@ pub enum VocabularyError {
 
 /// All tokens. A token that the tokenizer does not know has no bytes, as in its own decoding.
 #[derive(Debug)]
-pub struct Vocabulary {
+pub(crate) struct Vocabulary {
     /// All bytes, one token after another.
     bytes: Vec<u8>,
     /// Where each token's bytes end.
@@ -36,7 +36,7 @@ impl Vocabulary {
     ///
     /// # Errors
     /// [`VocabularyError`], to be said after the name of the file.
-    pub fn load(path: &Path, vocab: u32) -> Result<Self, VocabularyError> {
+    pub(crate) fn load(path: &Path, vocab: u32) -> Result<Self, VocabularyError> {
         let tokenizer =
             Tokenizer::from_file(path).map_err(|why| VocabularyError::Read(why.to_string()))?;
         Vocabulary::of(&tokenizer, vocab)
@@ -44,7 +44,7 @@ impl Vocabulary {
 
     /// # Errors
     /// [`VocabularyError`] when its decoder is of another kind or its ids are not the model's.
-    pub fn of(tokenizer: &Tokenizer, vocab: u32) -> Result<Self, VocabularyError> {
+    pub(crate) fn of(tokenizer: &Tokenizer, vocab: u32) -> Result<Self, VocabularyError> {
         if !matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
             return Err(VocabularyError::Decoder);
         }
@@ -65,7 +65,7 @@ impl Vocabulary {
 
     /// Tokens of these bytes, the first one special, for tests without a tokenizer.
     #[cfg(test)]
-    pub fn of_tokens(tokens: &[&[u8]]) -> Self {
+    pub(crate) fn of_tokens(tokens: &[&[u8]]) -> Self {
         let mut all = Vocabulary { bytes: Vec::new(), ends: Vec::new(), special: Vec::new() };
         for (id, token) in tokens.iter().enumerate() {
             all.bytes.extend(*token);
@@ -76,14 +76,14 @@ impl Vocabulary {
     }
 
     /// What the token adds to the text, before it is read as UTF-8.
-    pub fn bytes(&self, token: u32) -> &[u8] {
+    pub(crate) fn bytes(&self, token: u32) -> &[u8] {
         let Some(&end) = self.ends.get(token as usize) else { return &[] };
         let start = if token == 0 { 0 } else { self.ends[token as usize - 1] };
         &self.bytes[start as usize..end as usize]
     }
 
     /// Whether the token has text only when special tokens are kept.
-    pub fn is_special(&self, token: u32) -> bool {
+    pub(crate) fn is_special(&self, token: u32) -> bool {
         self.special.get(token as usize).copied().unwrap_or(false)
     }
 }

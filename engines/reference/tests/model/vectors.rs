@@ -8,14 +8,14 @@ use serde_json::Value;
 
 const BLOCK_TOKENS: u32 = 64;
 
-pub struct Case {
+pub(crate) struct Case {
     pub prompt: Vec<u32>,
     pub greedy: Vec<u32>,
     pub logits: Vec<f32>,
 }
 
 /// The model of a variant, and what is expected of it.
-pub fn load(variant: &str, threads: usize) -> (Model, Vec<Case>) {
+pub(crate) fn load(variant: &str, threads: usize) -> (Model, Vec<Case>) {
     let data = arena::root().join("tests/data/deepseek_v2").join(variant);
     let dir = if variant == "plain" { arena::tiny() } else { data.join("model") };
     let model = Model::load(&dir, LoadOptions { threads, ..LoadOptions::default() })

@@ -7,17 +7,17 @@ use kvasir_engine_reference::model::{Cache, CacheSpec, KvDtype, Model, SequenceS
 use kvasir_proto::SlotIndex;
 
 /// The repository's root.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// The model that comes with the repository.
-pub fn tiny() -> PathBuf {
+pub(crate) fn tiny() -> PathBuf {
     root().join("configs/models/tiny-deepseek-v2")
 }
 
 /// A cache over memory that begins as NaN, so that a row read before it is written shows.
-pub struct Arena {
+pub(crate) struct Arena {
     pub cache: Cache,
     pub slots: u32,
     taken: u32,
@@ -26,7 +26,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    pub fn new(model: &Model, dtype: KvDtype, block_tokens: u32, slots: u32) -> Arena {
+    pub(crate) fn new(model: &Model, dtype: KvDtype, block_tokens: u32, slots: u32) -> Arena {
         let layout = model.config().layout(block_tokens, dtype);
         let len_bytes = layout.slot_bytes() as usize * slots as usize;
         let mut memory = vec![u64::MAX; len_bytes.div_ceil(8)];
@@ -37,7 +37,7 @@ impl Arena {
     }
 
     /// Slots for so many tokens, no two neighbours.
-    pub fn slots_for(&mut self, tokens: usize) -> Vec<SlotIndex> {
+    pub(crate) fn slots_for(&mut self, tokens: usize) -> Vec<SlotIndex> {
         let count = self.cache.layout().pages_for(tokens as u32);
         let from = self.taken;
         self.taken += count;
@@ -53,14 +53,14 @@ fn gcd(a: u32, b: u32) -> u32 {
 }
 
 /// The place of the largest logit.
-pub fn best(logits: &[f32]) -> u32 {
+pub(crate) fn best(logits: &[f32]) -> u32 {
     let best = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
     (1..logits.len()).fold(0, best) as u32
 }
 
 /// One sequence alone: its prompt in chunks from `start` on, then greedy tokens. Returns the
 /// logits after the prompt and the tokens.
-pub fn generate(
+pub(crate) fn generate(
     model: &Model,
     arena: &mut Arena,
     pages: &[SlotIndex],
@@ -99,7 +99,7 @@ pub fn generate(
 }
 
 /// Compares logits, relative to the largest.
-pub fn assert_near(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
+pub(crate) fn assert_near(got: &[f32], want: &[f32], tolerance: f32, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     let largest = want.iter().fold(0f32, |largest, want| largest.max(want.abs()));
     for (i, (got, want)) in got.iter().zip(want).enumerate() {

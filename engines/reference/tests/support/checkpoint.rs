@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// A random checkpoint's sizes.
 #[derive(Debug, Clone)]
-pub struct Sizes {
+pub(crate) struct Sizes {
     pub hidden: usize,
     pub layers: usize,
     pub dense_layers: usize,
@@ -38,7 +38,7 @@ pub struct Sizes {
 
 /// An indexer's heads, their width, and how many rows a token attends.
 #[derive(Debug, Clone, Copy)]
-pub struct IndexerSizes {
+pub(crate) struct IndexerSizes {
     pub heads: usize,
     pub width: usize,
     pub topk: usize,
@@ -75,7 +75,7 @@ impl Default for Sizes {
 
 /// Writes a checkpoint with random bf16 weights under the published tensor names, and the
 /// tokenizer of another model.
-pub fn random_checkpoint(dir: &Path, seed: u64, sizes: &Sizes, tokenizer_from: &Path) {
+pub(crate) fn random_checkpoint(dir: &Path, seed: u64, sizes: &Sizes, tokenizer_from: &Path) {
     std::fs::create_dir_all(dir).expect("a folder");
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(tokenizer_from.join(name), dir.join(name)).expect("a tokenizer");

@@ -12,7 +12,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 /// The model, weights widened to f64.
-pub struct Naive {
+pub(super) struct Naive {
     config: Value,
     tensors: BTreeMap<String, Vec<f64>>,
     /// Round latents and rotated keys to bf16, as a cache of that type holds them.
@@ -21,7 +21,7 @@ pub struct Naive {
 
 /// What a sequence has behind it: for each layer and head the keys and values so far.
 #[derive(Default, Clone)]
-pub struct Sequence {
+pub(super) struct Sequence {
     position: usize,
     /// What is fed attends nothing before this position.
     pub attends_from: usize,
@@ -34,7 +34,7 @@ pub struct Sequence {
 }
 
 impl Naive {
-    pub fn load(dir: &Path) -> Naive {
+    pub(super) fn load(dir: &Path) -> Naive {
         let config = std::fs::read(dir.join("config.json")).expect("config.json");
         let mut tensors = BTreeMap::new();
         for entry in std::fs::read_dir(dir).expect("a folder") {
@@ -78,7 +78,7 @@ impl Naive {
     }
 
     /// Feeds one token; returns the logits after it.
-    pub fn feed(&self, sequence: &mut Sequence, token: u32) -> Vec<f64> {
+    pub(super) fn feed(&self, sequence: &mut Sequence, token: u32) -> Vec<f64> {
         let hidden = self.size("hidden_size");
         let epsilon = self.number("rms_norm_eps");
         let embedding = self.tensor("model.embed_tokens.weight");
@@ -304,7 +304,7 @@ fn mscale(factor: f64, m: f64) -> f64 {
 }
 
 /// The place of the largest logit, and how far the second is below it.
-pub fn best(logits: &[f64]) -> (u32, f64) {
+pub(super) fn best(logits: &[f64]) -> (u32, f64) {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
     (order[0] as u32, logits[order[0]] - logits[order[1]])

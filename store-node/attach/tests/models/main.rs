@@ -4,6 +4,8 @@
 //! It is not a copy that is tested: `words` of this package, and the ring and the sleeping flag of the transfer
 //! engine, are compiled here over loom's atomics. The transfer engine has cases of these two by themselves.
 
+#![allow(unreachable_pub, reason = "a public module of the package is a private one here")]
+
 #[path = "../../../../transfer/tests/models/memory.rs"]
 mod memory;
 

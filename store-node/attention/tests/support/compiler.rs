@@ -9,7 +9,7 @@ use kvasir_attention::cuda::Variant;
 
 /// A library made of a file of `tests/cuda`, for one kernel; nothing, and a sentence, where there is no
 /// C++ compiler. The caller removes it.
-pub fn build(source: &str, variant: &Variant) -> Option<PathBuf> {
+pub(crate) fn build(source: &str, variant: &Variant) -> Option<PathBuf> {
     static BUILT: AtomicU32 = AtomicU32::new(0);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda").join(source);
     let number = BUILT.fetch_add(1, Ordering::Relaxed);

@@ -14,7 +14,7 @@ fn upload<T: Copy>(stream: &Stream, values: &[T]) -> Result<Memory, CudaError> {
 
 /// Rows in device memory.
 #[derive(Debug)]
-pub struct DeviceRows {
+pub(crate) struct DeviceRows {
     _memory: Memory,
     pages: Memory,
     rows: u32,
@@ -23,7 +23,7 @@ pub struct DeviceRows {
 }
 
 impl DeviceRows {
-    pub fn of(stream: &Stream, slots: &Slots) -> Result<DeviceRows, CudaError> {
+    pub(crate) fn of(stream: &Stream, slots: &Slots) -> Result<DeviceRows, CudaError> {
         let memory = upload(stream, slots.memory())?;
         let pages = upload(stream, &slots.pages(memory.address()))?;
         Ok(DeviceRows {
@@ -38,7 +38,7 @@ impl DeviceRows {
 
 /// A query and the memory of its result.
 #[derive(Debug)]
-pub struct DeviceQuery {
+pub(crate) struct DeviceQuery {
     _query: Memory,
     _selected: Option<Memory>,
     o: Memory,
@@ -48,7 +48,7 @@ pub struct DeviceQuery {
 }
 
 impl DeviceQuery {
-    pub fn new(
+    pub(crate) fn new(
         stream: &Stream,
         rows: &DeviceRows,
         query: &Slots,
@@ -83,7 +83,7 @@ impl DeviceQuery {
         Ok(DeviceQuery { _query: memory, _selected: selected, o, m, l, job })
     }
 
-    pub fn read(&self, stream: &Stream, d_v: usize) -> Result<Partial, CudaError> {
+    pub(crate) fn read(&self, stream: &Stream, d_v: usize) -> Result<Partial, CudaError> {
         let mut out = Partial::empty(self.job.query_rows as usize, d_v);
         self.o.read(&mut out.o, stream)?;
         self.m.read(&mut out.m, stream)?;

@@ -6,11 +6,11 @@ use kvasir_attention::{
     Attention, AttentionOptions, Kernel, PageList, Partial, Precision, Query, RowDtype, Visible,
 };
 
-pub use paged::Paged;
+pub(crate) use paged::Paged;
 
 /// A way to compute a partial.
 #[derive(Debug, Clone, Copy)]
-pub struct Way {
+pub(crate) struct Way {
     pub kernel: Kernel,
     pub wide: bool,
     pub threads: usize,
@@ -18,7 +18,7 @@ pub struct Way {
 
 impl Way {
     /// Every kernel of this processor with both strategies, and one with threads.
-    pub fn all() -> Vec<Way> {
+    pub(crate) fn all() -> Vec<Way> {
         let mut ways = Vec::new();
         for kernel in Kernel::available() {
             for wide in [false, true] {
@@ -33,16 +33,16 @@ impl Way {
     }
 
     /// The way that callers get who choose nothing.
-    pub fn best() -> Way {
+    pub(crate) fn best() -> Way {
         Way { kernel: Kernel::best(Precision::F32), wide: false, threads: 1 }
     }
 
     /// What the way computes with over rows of this type.
-    pub fn precision(self, dtype: RowDtype) -> Precision {
+    pub(crate) fn precision(self, dtype: RowDtype) -> Precision {
         if self.kernel.takes(dtype) { self.kernel.precision() } else { Precision::F32 }
     }
 
-    pub fn attention(self) -> Attention {
+    pub(crate) fn attention(self) -> Attention {
         Attention::new(AttentionOptions {
             kernel: self.kernel,
             threads: self.threads,
@@ -50,7 +50,7 @@ impl Way {
         })
     }
 
-    pub fn attend(self, query: &Query<'_>, pages: &PageList<'_>) -> Partial {
+    pub(crate) fn attend(self, query: &Query<'_>, pages: &PageList<'_>) -> Partial {
         let mut partial = Partial::empty(query.rows(), query.d_v);
         // What was there before must not matter.
         partial.o.fill(f32::NAN);
@@ -61,20 +61,20 @@ impl Way {
 }
 
 /// A query that sees every row.
-pub fn query(values: &[f32], d_qk: usize, d_v: usize, scale: f32) -> Query<'_> {
+pub(crate) fn query(values: &[f32], d_qk: usize, d_v: usize, scale: f32) -> Query<'_> {
     Query { values, d_qk, d_v, scale, visible: Visible::All }
 }
 
 /// What the reference vectors allow an output of an f32 kernel, relative to the largest one.
-pub const TOLERANCE: f32 = 1e-5;
+pub(crate) const TOLERANCE: f32 = 1e-5;
 
 /// Compares with the tolerances of the reference vectors for an f32 kernel.
-pub fn assert_close(got: &Partial, want: &Partial, what: &str) {
+pub(crate) fn assert_close(got: &Partial, want: &Partial, what: &str) {
     assert_within(TOLERANCE, got, want, what);
 }
 
 /// As [`assert_close`], with another tolerance for `o`, relative to its largest value.
-pub fn assert_within(tolerance: f32, got: &Partial, want: &Partial, what: &str) {
+pub(crate) fn assert_within(tolerance: f32, got: &Partial, want: &Partial, what: &str) {
     let largest = want.o.iter().fold(0f32, |largest, value| largest.max(value.abs()));
     for (i, (got, want)) in got.o.iter().zip(&want.o).enumerate() {
         assert!((got - want).abs() <= tolerance * largest, "{what}: o[{i}] is {got}, not {want}");

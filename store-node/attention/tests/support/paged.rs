@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use kvasir_attention::{PageList, PageSpec, RowDtype};
 
 /// Pages of `rows_per_page` rows with gaps between rows and pages, in shuffled order.
-pub struct Paged {
+pub(crate) struct Paged {
     memory: Vec<u64>,
     offsets_bytes: Vec<usize>,
     rows_per_page: usize,
@@ -17,7 +17,12 @@ pub struct Paged {
 }
 
 impl Paged {
-    pub fn new(rows: &[&[f32]], width: usize, rows_per_page: usize, dtype: RowDtype) -> Paged {
+    pub(crate) fn new(
+        rows: &[&[f32]],
+        width: usize,
+        rows_per_page: usize,
+        dtype: RowDtype,
+    ) -> Paged {
         let row_stride_bytes = (dtype.row_bytes(width) + 3 * dtype.align_bytes())
             .next_multiple_of(dtype.align_bytes());
         let page_bytes = (rows_per_page * row_stride_bytes + 16).next_multiple_of(8);
@@ -35,7 +40,7 @@ impl Paged {
         Paged { memory, offsets_bytes, rows_per_page, row_stride_bytes, rows, width, dtype }
     }
 
-    pub fn spec(&self) -> PageSpec<'_> {
+    pub(crate) fn spec(&self) -> PageSpec<'_> {
         PageSpec {
             base: NonNull::from(self.memory.as_slice()).cast(),
             len_bytes: self.memory.len() * 8,
@@ -48,7 +53,7 @@ impl Paged {
         }
     }
 
-    pub fn list(&self) -> PageList<'_> {
+    pub(crate) fn list(&self) -> PageList<'_> {
         // SAFETY: the memory is this value's own, and borrowed for as long as the list.
         unsafe { PageList::new(self.spec()) }.expect("pages within their memory")
     }

@@ -8,11 +8,11 @@ use kvasir_attention::cuda::variant::ALIGN_BYTES;
 /// Sixteen bytes, aligned so.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(16))]
-pub struct Unit([u8; ALIGN_BYTES]);
+pub(crate) struct Unit([u8; ALIGN_BYTES]);
 
 /// Memory with rows at a stride.
 #[derive(Debug)]
-pub struct Slots {
+pub(crate) struct Slots {
     memory: Vec<Unit>,
     page_offsets_bytes: Vec<u64>,
     pub row_stride_bytes: u32,
@@ -22,7 +22,7 @@ pub struct Slots {
 
 impl Slots {
     /// Rows as they are stored, each of `row_bytes` bytes.
-    pub fn new<'a>(
+    pub(crate) fn new<'a>(
         rows: impl ExactSizeIterator<Item = &'a [u8]>,
         row_bytes: usize,
         rows_per_page: usize,
@@ -48,24 +48,24 @@ impl Slots {
     }
 
     /// Query rows of `d_qk` values, rounded to `dtype`.
-    pub fn queries(values: &[f32], d_qk: usize, dtype: RowDtype) -> Slots {
+    pub(crate) fn queries(values: &[f32], d_qk: usize, dtype: RowDtype) -> Slots {
         let rows: Vec<Vec<u8>> = values.chunks_exact(d_qk).map(|row| stored(row, dtype)).collect();
         let count = rows.len().max(1);
         Slots::new(rows.iter().map(Vec::as_slice), dtype.row_bytes(d_qk), count)
     }
 
     /// Where each page begins, when the memory begins at `base`.
-    pub fn pages(&self, base: u64) -> Vec<u64> {
+    pub(crate) fn pages(&self, base: u64) -> Vec<u64> {
         self.page_offsets_bytes.iter().map(|offset| base + offset).collect()
     }
 
-    pub fn memory(&self) -> &[Unit] {
+    pub(crate) fn memory(&self) -> &[Unit] {
         &self.memory
     }
 }
 
 /// A row of 16-bit values as memory has it.
-pub fn stored(row: &[f32], dtype: RowDtype) -> Vec<u8> {
+pub(crate) fn stored(row: &[f32], dtype: RowDtype) -> Vec<u8> {
     match dtype {
         RowDtype::F16 => row.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
         _ => row.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{Share, Side, SlotIndex};
 
 use super::Blocks;
@@ -77,7 +78,9 @@ impl Blocks {
             && record.lease_until_ms < until_ms
         {
             self.leases.remove(&(record.lease_until_ms, share));
-            self.leases.insert((until_ms, share));
+            if !mutated(Mutation::RenewedLeaseNeverExpires) {
+                self.leases.insert((until_ms, share));
+            }
             record.lease_until_ms = until_ms;
         }
         Ok(())
@@ -110,7 +113,8 @@ impl Blocks {
         if self.block_tokens == 0 {
             return Err(AllocateError::BadRequest("the node has no block size yet"));
         }
-        if self.is_draining() && request.share.side != Side::Source {
+        let is_refused = self.is_draining() && !mutated(Mutation::DrainingNodeAcceptsWork);
+        if is_refused && request.share.side != Side::Source {
             return Err(AllocateError::Draining);
         }
         if request.lease_ms == 0 || request.lease_ms > self.options.lease_ms_max {

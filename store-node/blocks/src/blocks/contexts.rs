@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Class, Mark, Namespace, SlotIndex, Tenant};
 
 use super::Blocks;
@@ -25,7 +26,7 @@ impl Blocks {
     /// [`KeepError`]; then nothing is kept.
     pub fn keep(&mut self, now_ms: u64, request: &KeepRequest) -> Result<u64, KeepError> {
         let KeepRequest { namespace, keys, tenant, .. } = request;
-        if self.is_draining() {
+        if self.is_draining() && !mutated(Mutation::DrainingNodeAcceptsKeeps) {
             return Err(KeepError::Draining);
         }
         if self.extent_bytes > 0 && !self.ssd_is_usable(now_ms) && self.bucket.usable {

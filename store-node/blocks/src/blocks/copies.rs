@@ -8,6 +8,7 @@
 //!
 //! A context of the object store alone has no copies: that outlives every node's disk.
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Mark, Namespace};
 
 use super::{Blocks, as_u32};
@@ -49,6 +50,7 @@ impl Blocks {
         let name = (context.namespace, context.last);
         let Some(mark) = self.copied_mark(name.0, name.1) else { return 0 };
         let holders = self.copies.holders(name, Promise::of(&mark)).count();
+        let holders = holders + usize::from(mutated(Mutation::MissingReplicaIgnored));
         as_u32(usize::from(mark.copies - 1).saturating_sub(holders))
     }
 

@@ -4,6 +4,7 @@
 //! are dropped and all private slots go but those that a remote writer may still write; those, and
 //! the immediate, go when the writer is known to have finished.
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{Generation, Namespace, Share, Side, SlotIndex};
 
 use super::Blocks;
@@ -34,7 +35,9 @@ impl Blocks {
             }
             None if self.finished.get(share).is_some() => AbortOutcome::AlreadyEnded,
             None => {
-                self.tombstones.insert(now_ms, share, Outcome::Aborted);
+                if !mutated(Mutation::TombstoneOmitted) {
+                    self.tombstones.insert(now_ms, share, Outcome::Aborted);
+                }
                 AbortOutcome::Tombstoned
             }
         }
@@ -50,16 +53,27 @@ impl Blocks {
     /// revoked and confirmed. Releases and aborts its shares, and drops its pins.
     pub fn engine_gone(&mut self, now_ms: u64, epoch: AttachEpoch) {
         let of_engine = |share: &Share| {
-            self.shares.get(share).is_some_and(|record| record.state.epoch() == Some(epoch))
+            self.shares.get(share).is_some_and(|record| {
+                record.state.epoch() == Some(epoch)
+                    && (!record.of_objects || !mutated(Mutation::DeadClientPutNotReleased))
+            })
         };
         let gone: Vec<Share> = self.shares.keys().copied().filter(of_engine).collect();
         for share in gone {
+            if mutated(Mutation::PartialPutCommitted) {
+                let put = self.shares.get(&share).filter(|record| record.of_objects);
+                for page in 0..put.map_or(0, |record| record.prompt_pages) {
+                    let _ = self.commit_page(share, page, 0);
+                }
+            }
             // Refused by no state.
             let event = ShareEvent::EngineGone(epoch);
             let _ = self.apply(now_ms, share, event, AbortReason::EngineGone);
         }
-        for handle in self.gets.handles(epoch) {
-            self.unpin(epoch, handle);
+        if !mutated(Mutation::DeadClientPinsLeaked) {
+            for handle in self.gets.handles(epoch) {
+                self.unpin(epoch, handle);
+            }
         }
         self.close_pool(now_ms, epoch);
     }
@@ -70,7 +84,10 @@ impl Blocks {
     /// does not hold that generation of a committed block any more.
     pub fn drop_corrupt(&mut self, now_ms: u64, slot: SlotIndex, generation: Generation) -> u32 {
         let committed = matches!(self.cache.slots().state(slot), Some(SlotState::Committed { .. }));
-        if !committed || self.cache.slots().generation(slot) != Some(generation) {
+        if !committed
+            || self.cache.slots().generation(slot) != Some(generation)
+                && !mutated(Mutation::CorruptReportGenerationIgnored)
+        {
             return 0;
         }
         let dropped = self.drop_read(now_ms, slot, &AbortReason::Corrupt);
@@ -96,12 +113,20 @@ impl Blocks {
         self.forget_until(now_ms);
         self.late_rises(now_ms);
         self.end_admin_pins(now_ms);
-        while let Some(&(at_ms, share)) = self.leases.first()
+        while let Some((at_ms, share)) = self.next_lease()
             && at_ms <= now_ms
         {
             self.totals.leases_over += 1;
             self.abort_open(now_ms, share, AbortReason::LeaseOver);
         }
+    }
+
+    /// The lease that expires first.
+    fn next_lease(&self) -> Option<(u64, Share)> {
+        if mutated(Mutation::LeaseOrderReversed) {
+            return self.leases.last().copied();
+        }
+        self.leases.first().copied()
     }
 
     /// A push of this share's pages is owed or begins: slots stay until it has ended.
@@ -111,7 +136,9 @@ impl Blocks {
     pub fn read_begin(&mut self, share: Share) -> Result<(), ShareError> {
         self.open(share)?;
         let Some(record) = self.shares.get_mut(&share) else { return Ok(()) };
-        record.state.on(ShareEvent::ReadBegin)?;
+        if share.side != Side::Source || !mutated(Mutation::FetchSourceNotPinned) {
+            record.state.on(ShareEvent::ReadBegin)?;
+        }
         Ok(())
     }
 
@@ -213,8 +240,9 @@ impl Blocks {
                 Some(slot) => self.cache.unpin(slot),
                 None => {}
             }
+            let quarantines = !mutated(Mutation::QuarantineOmitted);
             match page.private() {
-                Some(_) if record.may_be_written_remotely(index) => kept.push(page),
+                Some(_) if quarantines && record.may_be_written_remotely(index) => kept.push(page),
                 Some(slot) => self.cache.give_back(slot),
                 None => {}
             }
@@ -247,7 +275,8 @@ impl Blocks {
             // Nobody but this owner has heard of it.
             return;
         }
-        if !record.of_objects && !record.is_hint {
+        let is_remembered = !record.of_objects && !record.is_hint;
+        if is_remembered && !mutated(Mutation::EndedShareForgotten) {
             self.finished.insert(now_ms, share, outcome);
         }
         self.actions.push_back(Action::Ended { share, imm: record.imm, outcome });

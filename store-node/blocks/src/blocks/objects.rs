@@ -4,6 +4,7 @@
 //! never heard of again once it has ended, so nothing of it is remembered. What is got together is
 //! pinned under one handle, like an engine's blocks.
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Class, Generation, Namespace, Share, SlotIndex};
 
 use super::{Blocks, as_u32};
@@ -47,7 +48,9 @@ impl Blocks {
         let slots: Vec<SlotIndex> = (0..wanted).map(reserve).collect();
         let pages = slots.iter().map(|&slot| Page { slot, hold: Hold::Private }).collect();
         let mut state = ShareState::new(false, false, false);
-        state.engine = Engine::Bound(request.epoch);
+        if !mutated(Mutation::PutSlotsFreedWhileWriting) {
+            state.engine = Engine::Bound(request.epoch);
+        }
         self.open_object_share(now_ms, request, state, pages);
         Ok(slots)
     }
@@ -270,7 +273,11 @@ impl Blocks {
 
     /// Whether this object is there still, and not another one that was put under its key since.
     pub fn is_there(&self, object: &ObjectAt) -> bool {
-        self.object_at(object.namespace, object.key).as_ref() == Some(object)
+        let there = self.object_at(object.namespace, object.key);
+        there.as_ref() == Some(object)
+            || mutated(Mutation::ReplacedObjectRemovedWithClient)
+            || mutated(Mutation::EphemeralObjectNotPinned)
+                && there.is_some_and(|there| there.slot == object.slot)
     }
 
     /// Forgets an object that was to live as long as its client, which has ended. One that is kept for a tenant
@@ -289,7 +296,7 @@ impl Blocks {
         let on_ssd = matches!(class, Some(Class::Context { .. }));
         // Nothing is there but what somebody was promised.
         let in_bucket = self.bucket.get(key).is_some();
-        if on_ssd || in_bucket {
+        if (on_ssd || in_bucket) && !mutated(Mutation::KeptObjectRemovedWithClient) {
             return false;
         }
         self.remove_object(now_ms, namespace, key)
@@ -306,7 +313,9 @@ impl Blocks {
     pub(super) fn object_slot(&self, namespace: Namespace, key: BlockKey) -> Option<SlotIndex> {
         let slot = self.cache.index().find(key)?;
         let entry = self.cache.index().entry(slot)?;
-        (entry.namespace == namespace && entry.parent.is_none()).then_some(slot)
+        let same_namespace =
+            entry.namespace == namespace || mutated(Mutation::ObjectNamespaceIgnored);
+        (same_namespace && entry.parent.is_none()).then_some(slot)
     }
 
     fn check_object_share(&self, request: &ReserveObjects) -> Result<(), AllocateError> {

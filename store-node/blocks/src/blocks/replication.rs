@@ -7,6 +7,7 @@
 
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Class, Mark, Namespace, Share, Side, SlotIndex};
 
 use super::{Blocks, as_u32};
@@ -124,13 +125,15 @@ impl Blocks {
         let of = |cause| self.replicas.under_way.values().filter(move |(_, of)| of.cause == cause);
         let kept_left = drain.kept.len() + of(CopyCause::DrainKept).count();
         let hot_left = drain.hot.len() + of(CopyCause::DrainHot).count();
-        let idle = self.shares.is_empty() && self.replicas.under_way.is_empty();
+        let idle = (self.shares.is_empty() || mutated(Mutation::DrainedWithOpenShares))
+            && self.replicas.under_way.is_empty();
         // What is being kept just now is kept here in a moment, and was not looked at.
         let drained = idle
             && self.replicas.asked.is_empty()
             && self.sinks.keeps.is_empty()
             && drain.looked_ms.is_some()
-            && hot_left + kept_left == 0
+            && hot_left == 0
+            && (kept_left == 0 || mutated(Mutation::DrainedBeforeContextsMoved))
             && self.knows_kept(drain);
         DrainView {
             draining: true,
@@ -148,7 +151,9 @@ impl Blocks {
 
     /// An SSD that cannot be used has blocks that nobody can name.
     fn knows_kept(&self, drain: &Drain) -> bool {
-        !drain.request.has_ssd || self.ssd_size.bytes_max > 0
+        !drain.request.has_ssd
+            || self.ssd_size.bytes_max > 0
+            || mutated(Mutation::DrainedWithUnusableSsd)
     }
 
     /// The next copy to make. To be called now and then, and after whatever may have made one due, until

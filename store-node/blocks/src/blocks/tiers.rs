@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Class, Namespace, Share, Side, SlotIndex};
 
 use super::Blocks;
@@ -307,7 +308,9 @@ impl Blocks {
             if batch.left == 0 {
                 let batch = self.sinks.batches.remove(&done.batch);
                 let path = batch.into_iter().flat_map(|batch| batch.path);
-                path.for_each(|slot| self.cache.unpin_unused(slot));
+                if !mutated(Mutation::DemotionNotPinned) {
+                    path.for_each(|slot| self.cache.unpin_unused(slot));
+                }
             }
         }
         if let Some(keep) = done.keep {
@@ -402,7 +405,9 @@ impl Blocks {
         sinks: Vec<(SsdBlock, Option<SlotIndex>)>,
         keep: Option<u64>,
     ) {
-        path.iter().for_each(|slot| self.cache.pin(*slot));
+        if !mutated(Mutation::DemotionNotPinned) {
+            path.iter().for_each(|slot| self.cache.pin(*slot));
+        }
         let batch = self.sinks.number();
         self.sinks.batches.insert(batch, Batch { path, left: sinks.len() });
         for (block, slot) in sinks {
@@ -566,7 +571,10 @@ impl Blocks {
             return self.begin_pool_rise(now_ms, (namespace, parent), key);
         }
         let layout = self.cache.layout();
-        let fits = |block: &SsdBlock| block.namespace == namespace && block.layout == layout;
+        let fits = |block: &SsdBlock| {
+            (block.namespace == namespace || mutated(Mutation::SsdNamespaceIgnored))
+                && block.layout == layout
+        };
         let on_ssd = self.cache.ssd().get(key).filter(fits);
         let on_ssd = on_ssd.filter(|_| self.ssd_is_usable(now_ms));
         let is_download = on_ssd.is_none();
@@ -777,6 +785,9 @@ impl Blocks {
             self.totals.rises_late += 1;
             self.rises.set_late(rise);
             self.leave_waiters(now_ms, rise);
+            if mutated(Mutation::LateSsdReadNotAwaited) {
+                self.fail_rise(now_ms, rise);
+            }
             self.land_after(now_ms, rise);
         }
     }

@@ -6,6 +6,7 @@
 //! chain goes in pieces, each a transaction of its own, so that what has arrived stays when the next
 //! piece fails.
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::Mark;
 
 use crate::replicas::{CopyError, CopyPlan, Peer};
@@ -131,7 +132,8 @@ impl Copying {
             let prompt_tokens = blocks.saturating_mul(self.block_tokens).saturating_add(1);
             self.step = CopyStep::Reserve { blocks, prompt_tokens };
         } else {
-            self.step = self.kept.map_or(CopyStep::End(Ok(())), CopyStep::Keep);
+            let kept = self.kept.filter(|_| !mutated(Mutation::ReplicaCountedBeforeKeep));
+            self.step = kept.map_or(CopyStep::End(Ok(())), CopyStep::Keep);
         }
     }
 

@@ -4,6 +4,8 @@
 
 use std::ops::Range;
 
+use kvasir_mutation::{Mutation, mutated};
+
 use super::PushName;
 use super::pages::Pages;
 use super::push::{Fault, Group, Push};
@@ -141,7 +143,8 @@ impl<P> Leaving<P> {
 
     /// Its end, once each of its writes is definite and none will follow.
     pub fn take_end(&mut self, pages: &Pages) -> Option<PushEnd<P>> {
-        let over = self.push.is_over() && self.drain != Drain::Asked;
+        let over = self.push.is_over()
+            && (self.drain != Drain::Asked || mutated(Mutation::StoppedPushEndsEarly));
         if !over || std::mem::replace(&mut self.settled, true) {
             return None;
         }

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use kvasir_mutation::{Mutation, mutated};
+
 use super::pages::Pages;
 
 /// How writes are put together: what is written together is known to have landed together.
@@ -226,7 +228,9 @@ impl Push {
 
     /// No write of it is under way, and none will be: the tail ended it, or it was stopped.
     pub fn is_over(&self) -> bool {
-        self.in_flight == 0 && (self.stopped || self.tail == Tail::Landed)
+        let is_quiet =
+            self.in_flight == 0 || mutated(Mutation::StoppedPushEndsEarly) && self.stopped;
+        is_quiet && (self.stopped || self.tail == Tail::Landed)
     }
 
     /// Everything arrived, the tail too.
@@ -252,7 +256,9 @@ impl Push {
     fn landed_pages(&self, pages: &Pages) -> u32 {
         let good = |page: &u32| {
             let issued = self.issued[(page - self.pages.start) as usize];
-            issued == pages.layers() && !self.bad_pages.iter().any(|(bad, _)| bad == page)
+            issued == pages.layers()
+                && (mutated(Mutation::CorruptPageCountedGood)
+                    || !self.bad_pages.iter().any(|(bad, _)| bad == page))
         };
         self.pages.clone().take_while(good).count() as u32
     }

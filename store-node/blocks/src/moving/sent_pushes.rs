@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use kvasir_mutation::{Mutation, mutated};
+
 use super::PushName;
 
 /// Each kind is bounded. What is forgotten errs on the safe side, see below.
@@ -44,7 +46,7 @@ impl SentPushes {
     }
 
     pub fn is_stopped(&self, name: PushName) -> bool {
-        self.stopped.set.contains(&name)
+        self.stopped.set.contains(&name) && !mutated(Mutation::StoppedPushStarts)
     }
 
     /// A path was lost with its writes on it.

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{Share, Side};
 
 /// See the module.
@@ -58,7 +59,10 @@ impl WriterStops {
     /// The writer of a share has been cut off. `waiting`: not all of what it was to write has arrived.
     pub fn cut(&mut self, share: Share, waiting: bool) -> AfterCut {
         if self.due_ms.remove(&share).is_some() {
-            AfterCut::Stopped
+            match mutated(Mutation::CutWriterNotReported) {
+                true => AfterCut::Nothing,
+                false => AfterCut::Stopped,
+            }
         } else if waiting && share.side == Side::Decode {
             AfterCut::Abort
         } else {

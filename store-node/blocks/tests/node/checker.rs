@@ -9,7 +9,7 @@ use kvasir_blocks::{Blocks, Tier};
 use kvasir_proto::{BlockKey, Generation, Share, SlotIndex};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Hand {
+pub(crate) enum Hand {
     Engine,
     Remote,
 }
@@ -17,14 +17,14 @@ pub enum Hand {
 /// What was last written into a slot: which block's rows (none for a partial one), by whom, and
 /// the how-manieth write of the run it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cell {
+pub(crate) struct Cell {
     content: Option<BlockKey>,
     writer: Share,
     write: u64,
 }
 
 #[derive(Debug, Default)]
-pub struct Checker {
+pub(crate) struct Checker {
     memory: BTreeMap<SlotIndex, Cell>,
     writes: u64,
     /// Who may still write where.
@@ -41,7 +41,7 @@ pub struct Checker {
 
 impl Checker {
     /// A share got slots that nobody else may touch any more.
-    pub fn hand_out(&self, share: Share, slots: &[SlotIndex]) {
+    pub(crate) fn hand_out(&self, share: Share, slots: &[SlotIndex]) {
         for slot in slots {
             let others = self.writers.get(slot).is_some_and(|writers| !writers.is_empty());
             assert!(
@@ -56,7 +56,7 @@ impl Checker {
         }
     }
 
-    pub fn may_write(&mut self, share: Share, hand: Hand, slots: &[SlotIndex]) {
+    pub(crate) fn may_write(&mut self, share: Share, hand: Hand, slots: &[SlotIndex]) {
         for &slot in slots {
             let writers = self.writers.entry(slot).or_default();
             assert!(writers.is_empty(), "slot {slot}: {share} {hand:?} beside {writers:?}");
@@ -65,25 +65,31 @@ impl Checker {
     }
 
     /// This hand has confirmed that it writes no more.
-    pub fn stopped(&mut self, share: Share, hand: Hand) {
+    pub(crate) fn stopped(&mut self, share: Share, hand: Hand) {
         for writers in self.writers.values_mut() {
             writers.remove(&(share, hand));
         }
     }
 
     /// A page is sealed: its writer does not touch it any more, by contract.
-    pub fn sealed(&mut self, slot: SlotIndex) {
+    pub(crate) fn sealed(&mut self, slot: SlotIndex) {
         self.writers.remove(&slot);
     }
 
-    pub fn write(&mut self, share: Share, hand: Hand, slot: SlotIndex, content: Option<BlockKey>) {
+    pub(crate) fn write(
+        &mut self,
+        share: Share,
+        hand: Hand,
+        slot: SlotIndex,
+        content: Option<BlockKey>,
+    ) {
         let allowed = self.writers.get(&slot).is_some_and(|w| w.contains(&(share, hand)));
         assert!(allowed, "the simulation lets {share} write slot {slot} without the right");
         self.writes += 1;
         self.memory.insert(slot, Cell { content, writer: share, write: self.writes });
     }
 
-    pub fn read_begin(&mut self, blocks: &Blocks, share: Share, slots: &[SlotIndex]) {
+    pub(crate) fn read_begin(&mut self, blocks: &Blocks, share: Share, slots: &[SlotIndex]) {
         let read = |&slot: &SlotIndex| {
             let generation = blocks.generation(slot).expect("a slot");
             (slot, generation, self.memory.get(&slot).copied())
@@ -91,12 +97,12 @@ impl Checker {
         self.reads.entry(share).or_default().extend(slots.iter().map(read).collect::<Vec<_>>());
     }
 
-    pub fn reads_end(&mut self, share: Share) {
+    pub(crate) fn reads_end(&mut self, share: Share) {
         self.reads.remove(&share);
     }
 
     /// Blocks that the core calls held must be the ones asked for.
-    pub fn held(&self, keys: &[BlockKey], slots: &[SlotIndex]) {
+    pub(crate) fn held(&self, keys: &[BlockKey], slots: &[SlotIndex]) {
         for (key, slot) in keys.iter().zip(slots) {
             let content = self.memory.get(slot).and_then(|cell| cell.content);
             assert_eq!(content, Some(*key), "slot {slot} does not have the rows of its key");
@@ -104,12 +110,16 @@ impl Checker {
     }
 
     /// Which block's rows are in a slot.
-    pub fn content(&self, slot: SlotIndex) -> Option<BlockKey> {
+    pub(crate) fn content(&self, slot: SlotIndex) -> Option<BlockKey> {
         self.memory.get(&slot).and_then(|cell| cell.content)
     }
 
     /// What must hold after every call.
-    pub fn check(&mut self, blocks: &Blocks, parents: &BTreeMap<BlockKey, Option<BlockKey>>) {
+    pub(crate) fn check(
+        &mut self,
+        blocks: &Blocks,
+        parents: &BTreeMap<BlockKey, Option<BlockKey>>,
+    ) {
         self.check_committed(blocks, parents);
         for (share, reads) in &self.reads {
             for &(slot, generation, cell) in reads {
@@ -137,7 +147,7 @@ impl Checker {
     }
 
     /// The subscriber catches up by `changes_max` changes, or by a snapshot.
-    pub fn subscribe(&mut self, blocks: &Blocks, changes_max: usize) {
+    pub(crate) fn subscribe(&mut self, blocks: &Blocks, changes_max: usize) {
         let Some(changes) = blocks.changes_since(self.subscriber_at, changes_max) else {
             let snapshot = blocks.snapshot();
             self.subscriber = tiers(&snapshot);
@@ -162,7 +172,7 @@ impl Checker {
     }
 }
 
-pub fn tiers(snapshot: &kvasir_blocks::Snapshot) -> BTreeMap<BlockKey, Tier> {
+pub(crate) fn tiers(snapshot: &kvasir_blocks::Snapshot) -> BTreeMap<BlockKey, Tier> {
     let tier = |at| match at {
         at if at < snapshot.vram_keys => Tier::Vram,
         at if at < snapshot.vram_keys + snapshot.dram_keys => Tier::Dram,

@@ -12,13 +12,14 @@ use kvasir_proto::{BlockKey, Class, Mark, Tenant};
 use crate::simulation::Random;
 use crate::support::{Node, chain, key, namespace, options};
 
-pub const EXTENT_BYTES: u64 = 10;
-pub const SIZE: SsdSize = SsdSize { bytes_max: 400, context_bytes_max: 300, tenant_bytes_max: 200 };
+pub(crate) const EXTENT_BYTES: u64 = 10;
+pub(crate) const SIZE: SsdSize =
+    SsdSize { bytes_max: 400, context_bytes_max: 300, tenant_bytes_max: 200 };
 
 /// So little that it is full now and then.
 const SMALL: SsdSize = SsdSize { bytes_max: 150, context_bytes_max: 110, tenant_bytes_max: 40 };
 
-pub fn node() -> Node {
+pub(crate) fn node() -> Node {
     let mut node = Node::with(Options { sink_ahead_percent: 100, ..options(32) });
     node.blocks.set_extents(7, EXTENT_BYTES);
     node.blocks.ssd_ready(SIZE, Vec::new());
@@ -26,7 +27,7 @@ pub fn node() -> Node {
 }
 
 /// Everything that is being written is.
-pub fn write(node: &mut Node) {
+pub(crate) fn write(node: &mut Node) {
     node.actions();
     while !node.sinks.is_empty() {
         for (sink, _) in std::mem::take(&mut node.sinks) {
@@ -36,7 +37,7 @@ pub fn write(node: &mut Node) {
     }
 }
 
-pub fn request(prompt: &str, tenant: u64, until_unix_ms: u64) -> KeepRequest {
+pub(crate) fn request(prompt: &str, tenant: u64, until_unix_ms: u64) -> KeepRequest {
     KeepRequest {
         namespace: namespace(""),
         keys: chain(prompt),
@@ -47,12 +48,12 @@ pub fn request(prompt: &str, tenant: u64, until_unix_ms: u64) -> KeepRequest {
     }
 }
 
-pub fn keep(node: &mut Node, prompt: &str, until_unix_ms: u64) {
+pub(crate) fn keep(node: &mut Node, prompt: &str, until_unix_ms: u64) {
     node.blocks.keep(node.now_ms, &request(prompt, 1, until_unix_ms)).expect("it can be kept");
     write(node);
 }
 
-pub fn name(prompt: &str, tenant: u64) -> ContextName {
+pub(crate) fn name(prompt: &str, tenant: u64) -> ContextName {
     ContextName { tenant: Tenant(tenant), namespace: namespace(""), last: key(prompt) }
 }
 
@@ -68,7 +69,7 @@ fn drop_context(node: &mut Node, prompt: &str) {
 }
 
 /// Until when each of these is kept: 0 for not at all.
-pub fn untils(node: &Node, prompts: &[&str]) -> Vec<u64> {
+pub(crate) fn untils(node: &Node, prompts: &[&str]) -> Vec<u64> {
     let until = |prompt: &&str| match node.blocks.ssd_block(key(prompt)).map(|block| block.class) {
         Some(Class::Context { until_unix_ms, .. }) => until_unix_ms,
         Some(Class::Normal) | None => 0,
@@ -76,7 +77,7 @@ pub fn untils(node: &Node, prompts: &[&str]) -> Vec<u64> {
     prompts.iter().map(until).collect()
 }
 
-pub fn listed(node: &Node, prompts: &[&str]) -> Vec<(u32, u64)> {
+pub(crate) fn listed(node: &Node, prompts: &[&str]) -> Vec<(u32, u64)> {
     let all = node.blocks.contexts(Tenant(1), None, 100, 0);
     let of = |prompt: &&str| all.iter().find(|context| context.last == key(prompt));
     let found: Vec<_> = prompts.iter().filter_map(of).collect();
@@ -533,7 +534,7 @@ fn classes_quotas_and_lists_are_those_of_the_marks() {
     assert!(met.iter().all(|&met| met > 20), "hardly anything happened: {met:?}");
 }
 
-pub fn restarted_blocks(node: &Node) -> Vec<SsdBlock> {
+pub(crate) fn restarted_blocks(node: &Node) -> Vec<SsdBlock> {
     let found = |block| SsdBlock { class: Class::Normal, ..block };
     node.blocks.ssd_blocks().map(found).collect()
 }

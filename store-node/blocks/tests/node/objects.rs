@@ -11,7 +11,7 @@ use crate::support::{EPOCH, LEASE_MS, Node, namespace, options};
 
 const CLIENT: AttachEpoch = AttachEpoch(1 << 31);
 
-pub fn object(name: u8) -> BlockKey {
+pub(crate) fn object(name: u8) -> BlockKey {
     BlockKey([name; 16])
 }
 
@@ -29,19 +29,19 @@ fn wanted(serial: u64, names: &[u8]) -> ReserveObjects {
     }
 }
 
-pub fn reserve(node: &mut Node, serial: u64, names: &[u8]) -> Vec<SlotIndex> {
+pub(crate) fn reserve(node: &mut Node, serial: u64, names: &[u8]) -> Vec<SlotIndex> {
     let slots = node.blocks.reserve_objects(node.now_ms, &wanted(serial, names));
     node.check();
     slots.expect("room")
 }
 
-pub fn commit(node: &mut Node, serial: u64, page: u32) -> Result<Commit, ShareError> {
+pub(crate) fn commit(node: &mut Node, serial: u64, page: u32) -> Result<Commit, ShareError> {
     let commit = node.blocks.commit_page(share(serial, Side::Prefill), page, 7);
     node.check();
     commit
 }
 
-pub fn release(node: &mut Node, serial: u64) {
+pub(crate) fn release(node: &mut Node, serial: u64) {
     node.blocks.release(node.now_ms, share(serial, Side::Prefill)).expect("an open share");
     node.check();
     while let Some(action) = node.blocks.poll_action() {
@@ -49,7 +49,7 @@ pub fn release(node: &mut Node, serial: u64) {
     }
 }
 
-pub fn put(node: &mut Node, serial: u64, names: &[u8]) {
+pub(crate) fn put(node: &mut Node, serial: u64, names: &[u8]) {
     reserve(node, serial, names);
     for page in 0..names.len() as u32 {
         assert_eq!(commit(node, serial, page), Ok(Commit::Indexed));
@@ -57,7 +57,7 @@ pub fn put(node: &mut Node, serial: u64, names: &[u8]) {
     release(node, serial);
 }
 
-pub fn find(node: &Node, names: &[u8]) -> Vec<Option<Tier>> {
+pub(crate) fn find(node: &Node, names: &[u8]) -> Vec<Option<Tier>> {
     names.iter().map(|&name| node.blocks.find_object(namespace("objects"), object(name))).collect()
 }
 
@@ -396,10 +396,11 @@ fn the_former_extent_is_forgotten_when_the_new_one_is_not_written() {
     assert_eq!(node.forgotten, [object(1)]);
 }
 
-pub const SIZE: SsdSize = SsdSize { bytes_max: 100, context_bytes_max: 100, tenant_bytes_max: 100 };
+pub(crate) const SIZE: SsdSize =
+    SsdSize { bytes_max: 100, context_bytes_max: 100, tenant_bytes_max: 100 };
 
 /// What the SSD has under a name, as it is found at a start.
-pub fn extent(name: u8, until_unix_ms: Option<u64>) -> SsdBlock {
+pub(crate) fn extent(name: u8, until_unix_ms: Option<u64>) -> SsdBlock {
     let mark =
         |until_unix_ms| Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None, copies: 1 };
     SsdBlock {
@@ -506,18 +507,18 @@ fn what_is_kept_in_another_layout_replaces_what_the_ssd_had_and_can_be_had() {
     node.check();
 }
 
-pub fn at(node: &Node, name: u8) -> ObjectAt {
+pub(crate) fn at(node: &Node, name: u8) -> ObjectAt {
     node.blocks.object_at(namespace("objects"), object(name)).expect("it is in memory")
 }
 
 /// The client that has put it for as long as it lives has ended.
-pub fn end(node: &mut Node, object: &ObjectAt) -> bool {
+pub(crate) fn end(node: &mut Node, object: &ObjectAt) -> bool {
     let gone = node.blocks.end_object(node.now_ms, object);
     node.check();
     gone
 }
 
-pub fn ask_to_keep(node: &mut Node, name: u8) {
+pub(crate) fn ask_to_keep(node: &mut Node, name: u8) {
     let wanted = KeepRequest {
         namespace: namespace("objects"),
         keys: vec![object(name)],
@@ -530,7 +531,7 @@ pub fn ask_to_keep(node: &mut Node, name: u8) {
     node.actions();
 }
 
-pub fn node_that_keeps() -> Node {
+pub(crate) fn node_that_keeps() -> Node {
     let mut node = Node::with(Options { sink_ahead_percent: 0, ..options(4) });
     node.blocks.set_extents(7, 10);
     let (bytes_max, context_bytes_max, tenant_bytes_max) = (100, 100, 100);
@@ -548,7 +549,7 @@ fn node_with_bucket() -> Node {
     node
 }
 
-pub fn sent(node: &mut Node, name: u8, result: Result<(), SinkError>) {
+pub(crate) fn sent(node: &mut Node, name: u8, result: Result<(), SinkError>) {
     let (upload, key, _) = node.uploads.pop().expect("it is being sent");
     assert_eq!(key, object(name));
     node.blocks.uploaded(node.now_ms, upload, result);

@@ -9,7 +9,7 @@ use kvasir_proto::{BlockKey, Class, Mark, Share, Side, SlotIndex, Tenant, TxId};
 use crate::checker::Hand;
 use crate::simulation::World;
 
-pub fn options() -> BucketOptions {
+pub(crate) fn options() -> BucketOptions {
     BucketOptions {
         uploads_max: 3,
         upload_bytes_max: 25,
@@ -21,7 +21,7 @@ pub fn options() -> BucketOptions {
 }
 
 #[derive(Debug, Default)]
-pub struct SimBucket {
+pub(crate) struct SimBucket {
     objects: BTreeMap<Name, SsdBlock>,
     uploads: Vec<(u64, SsdBlock, UploadFrom)>,
     downloads: Vec<(u64, SlotIndex, SsdBlock)>,
@@ -30,25 +30,25 @@ pub struct SimBucket {
 }
 
 impl SimBucket {
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.uploads.is_empty() && self.downloads.is_empty() && self.discards.is_empty()
     }
 
     /// It has a context that ends with the block.
-    pub fn has_marked(&self, key: BlockKey) -> bool {
+    pub(crate) fn has_marked(&self, key: BlockKey) -> bool {
         self.objects.keys().any(|(of, _, times)| *of == key && times.is_some())
     }
 
     /// It has the block, or has lost it.
-    pub fn has(&self, key: BlockKey) -> bool {
+    pub(crate) fn has(&self, key: BlockKey) -> bool {
         self.lost.contains(&key) || self.objects.keys().any(|(of, ..)| *of == key)
     }
 }
 
 /// Key, until when, and the times of the context that ends there.
-pub type Name = (BlockKey, u64, Option<(u64, u64)>);
+pub(crate) type Name = (BlockKey, u64, Option<(u64, u64)>);
 
-pub fn name(block: &SsdBlock) -> Name {
+pub(crate) fn name(block: &SsdBlock) -> Name {
     let times = |mark: Mark| (mark.until_unix_ms, mark.since_unix_ms.expect("of a context"));
     match block.class {
         Class::Context { until_unix_ms, .. } => (block.key, until_unix_ms, block.mark.map(times)),
@@ -62,7 +62,7 @@ fn as_share(incarnation: u64, serial: u64) -> Share {
 }
 
 impl World {
-    pub fn bucket_begins(&mut self, action: Action) {
+    pub(crate) fn bucket_begins(&mut self, action: Action) {
         match action {
             Action::Upload { upload, block, from, .. } => {
                 if let UploadFrom::Slot { slot, generation } = from {
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    pub fn bucket_works(&mut self) {
+    pub(crate) fn bucket_works(&mut self) {
         if self.random.one_in(2) && !self.bucket.uploads.is_empty() {
             let at = self.random.below(self.bucket.uploads.len());
             let (upload, block, from) = self.bucket.uploads.swap_remove(at);
@@ -133,7 +133,7 @@ impl World {
     }
 
     /// It is listed, found to answer or not to answer, or an object goes.
-    pub fn bucket_changes(&mut self) {
+    pub(crate) fn bucket_changes(&mut self) {
         match self.random.below(7) {
             0 => self.blocks.set_bucket_usable(false),
             1 => {

@@ -72,7 +72,7 @@ struct Fill {
 }
 
 #[derive(Debug, Default)]
-pub struct SimPool {
+pub(crate) struct SimPool {
     /// None when there is no pool.
     pages: Vec<Page>,
     contents: Vec<Option<BlockKey>>,
@@ -96,23 +96,23 @@ pub struct SimPool {
 }
 
 impl SimPool {
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.reads.is_empty() && self.writes.is_empty() && self.carries.is_empty()
     }
 
     /// A copy into a slot of this share is under way.
-    pub fn carries(&self, share: Share) -> bool {
+    pub(crate) fn carries(&self, share: Share) -> bool {
         self.carries.iter().any(|carry| carry.of.share == share)
     }
 
     /// Pages may be filled from this share.
-    pub fn reads(&self, share: Share) -> bool {
+    pub(crate) fn reads(&self, share: Share) -> bool {
         let of_fill = self.fills.values().any(|fill| fill.share == Some(share));
         of_fill || self.lingering.contains(&share)
     }
 
     /// Those that have a share of their own, at most: also of a pool that is gone, while copies go on.
-    pub fn fills_max(&self) -> usize {
+    pub(crate) fn fills_max(&self) -> usize {
         self.fills.len() + self.writes.len()
     }
 
@@ -145,7 +145,7 @@ fn as_share(incarnation: u64, serial: u64) -> Share {
 
 impl World {
     /// An engine attaches with a pool, mostly.
-    pub fn pool_opens(&mut self) {
+    pub(crate) fn pool_opens(&mut self) {
         if !self.random.one_in(4) {
             self.blocks.open_pool(self.epoch, PAGES);
             self.pool.pages = vec![Page::Mine; PAGES as usize];
@@ -154,7 +154,7 @@ impl World {
     }
 
     /// Its engine is gone. Copies under way go on.
-    pub fn pool_closes(&mut self) {
+    pub(crate) fn pool_closes(&mut self) {
         self.blocks.close_pool(self.now_ms, self.epoch);
         self.pool.pages.clear();
         self.pool.computed.clear();
@@ -164,7 +164,7 @@ impl World {
         self.pool.drops.clear();
     }
 
-    pub fn pool_begins(&mut self, action: Action) {
+    pub(crate) fn pool_begins(&mut self, action: Action) {
         match action {
             Action::ReadPage { rise, epoch, page, slot } => {
                 let state = self.pool.pages[page as usize];
@@ -233,7 +233,7 @@ impl World {
         }
     }
 
-    pub fn pool_works(&mut self) {
+    pub(crate) fn pool_works(&mut self) {
         if self.random.one_in(2) {
             return self.pool_copies_end();
         }
@@ -253,7 +253,7 @@ impl World {
         }
     }
 
-    pub fn pool_copies_end(&mut self) {
+    pub(crate) fn pool_copies_end(&mut self) {
         if self.random.one_in(3) && !self.pool.carries.is_empty() {
             self.carry_ends();
         } else if self.random.one_in(2) && !self.pool.reads.is_empty() {
@@ -449,7 +449,7 @@ impl World {
     }
 
     /// What is announced is what is held.
-    pub fn check_pool(&self) {
+    pub(crate) fn check_pool(&self) {
         let held = |page: &Page| match page {
             Page::Held(key) => Some(*key),
             Page::Mine | Page::Computed | Page::Filling(_) | Page::Dropping(_) => None,

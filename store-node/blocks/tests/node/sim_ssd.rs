@@ -13,8 +13,8 @@ use kvasir_proto::{BlockKey, Mark, Share, Side, SlotIndex, Tenant, TxId};
 use crate::checker::Hand;
 use crate::simulation::World;
 
-pub const EXTENT_BYTES: u64 = 10;
-pub const LAYOUT: u64 = 3;
+pub(crate) const EXTENT_BYTES: u64 = 10;
+pub(crate) const LAYOUT: u64 = 3;
 const SIZE: SsdSize = SsdSize { bytes_max: 200, context_bytes_max: 120, tenant_bytes_max: 90 };
 
 /// A block that is written, or one that gets another mark.
@@ -26,14 +26,14 @@ enum Writing {
 
 /// What is being written for a tenant.
 #[derive(Debug)]
-pub enum Promise {
+pub(crate) enum Promise {
     Keep(KeepRequest),
     Extend(ContextName, u64),
     Drop(ContextName),
 }
 
 #[derive(Debug, Default)]
-pub struct SimSsd {
+pub(crate) struct SimSsd {
     pub stored: BTreeMap<BlockKey, SsdBlock>,
     sinks: Vec<(u64, Writing)>,
     rises: Vec<(u64, SlotIndex, BlockKey)>,
@@ -47,7 +47,7 @@ pub struct SimSsd {
 }
 
 impl SimSsd {
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.sinks.is_empty() && self.rises.is_empty()
     }
 }
@@ -58,7 +58,7 @@ fn as_share(incarnation: u64, serial: u64) -> Share {
 }
 
 impl World {
-    pub fn ssd_begins(&mut self, action: Action) {
+    pub(crate) fn ssd_begins(&mut self, action: Action) {
         match action {
             Action::Sink { sink, slot, generation, block, .. } => {
                 assert_eq!(self.blocks.generation(slot), Some(generation));
@@ -78,7 +78,7 @@ impl World {
         }
     }
 
-    pub fn ssd_works(&mut self) {
+    pub(crate) fn ssd_works(&mut self) {
         if self.random.one_in(2) && !self.ssd.sinks.is_empty() {
             // The log answers in order.
             let (sink, writing) = self.ssd.sinks.remove(0);
@@ -117,7 +117,7 @@ impl World {
     }
 
     /// The disk fails and comes back with what it held, or is there for the first time.
-    pub fn ssd_restarts(&mut self) {
+    pub(crate) fn ssd_restarts(&mut self) {
         self.blocks.set_extents(LAYOUT, EXTENT_BYTES);
         self.blocks.ssd_gone();
         if !self.ssd.is_up || !self.random.one_in(8) {
@@ -131,7 +131,7 @@ impl World {
     }
 
     /// A block is found rotten.
-    pub fn ssd_loses(&mut self) {
+    pub(crate) fn ssd_loses(&mut self) {
         let nth = self.random.below(24);
         let Some(key) = self.ssd.stored.keys().nth(nth).copied() else { return };
         self.ssd.stored.remove(&key);
@@ -139,7 +139,7 @@ impl World {
         self.blocks.ssd_lost(key);
     }
 
-    pub fn keep(&mut self) {
+    pub(crate) fn keep(&mut self) {
         let (namespace, keys) = self.keys(4);
         let tenant = Tenant(self.random.below(2) as u64);
         let until_unix_ms = self.now_ms + self.random.below(400) as u64;
@@ -152,7 +152,7 @@ impl World {
     }
 
     /// A context gets another time, or is dropped: one that is listed, or one that may not be there.
-    pub fn change_context(&mut self) {
+    pub(crate) fn change_context(&mut self) {
         // A shell that has an SSD which cannot be used does not know what is there.
         if !self.ssd.is_up && !self.ssd.stored.is_empty() {
             return;
@@ -186,7 +186,7 @@ impl World {
         }
     }
 
-    pub fn kept(&mut self, keep: u64, blocks: Option<u32>, mark: Option<Mark>) {
+    pub(crate) fn kept(&mut self, keep: u64, blocks: Option<u32>, mark: Option<Mark>) {
         let promise = self.ssd.keeps.remove(&keep).expect("a promise");
         let Some(blocks) = blocks else { return };
         let now_ms = self.now_ms;

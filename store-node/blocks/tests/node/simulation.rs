@@ -21,14 +21,14 @@ use crate::support::{BLOCK_TOKENS, namespace, sums};
 
 /// SplitMix64.
 #[derive(Debug)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn seeded(seed: u64) -> Self {
+    pub(crate) fn seeded(seed: u64) -> Self {
         Random(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -36,11 +36,11 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    pub fn one_in(&mut self, n: usize) -> bool {
+    pub(crate) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 }
@@ -87,7 +87,7 @@ struct Open {
     rising: bool,
 }
 
-pub struct World {
+pub(crate) struct World {
     pub random: Random,
     pub ssd: SimSsd,
     pub bucket: SimBucket,
@@ -295,7 +295,7 @@ impl World {
     }
 
     /// A prompt of few letters, so that many share their beginnings; of one of two tenants.
-    pub fn keys(&mut self, blocks: usize) -> (kvasir_proto::Namespace, Vec<BlockKey>) {
+    pub(crate) fn keys(&mut self, blocks: usize) -> (kvasir_proto::Namespace, Vec<BlockKey>) {
         let namespace = namespace(["", "tenant"][self.random.below(8) / 7]);
         let tokens: Vec<u32> = (0..blocks)
             .flat_map(|_| [self.random.below(2) as u32; BLOCK_TOKENS as usize])
@@ -630,7 +630,7 @@ impl World {
     }
 
     /// Whoever has no party to ask learns of an abort by what it is refused.
-    pub fn learn_of_aborts(&mut self) {
+    pub(crate) fn learn_of_aborts(&mut self) {
         for (share, open) in &mut self.open {
             open.aborted |= self.blocks.share(*share).is_none_or(|view| view.aborting);
         }

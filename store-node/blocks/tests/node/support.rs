@@ -9,16 +9,16 @@ use kvasir_blocks::{
 };
 use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex, TxId, keys};
 
-pub const BLOCK_TOKENS: u32 = 4;
-pub const LEASE_MS: u64 = 5_000;
-pub const EPOCH: AttachEpoch = AttachEpoch(1);
+pub(crate) const BLOCK_TOKENS: u32 = 4;
+pub(crate) const LEASE_MS: u64 = 5_000;
+pub(crate) const EPOCH: AttachEpoch = AttachEpoch(1);
 
-pub fn options(slots: u32) -> Options {
+pub(crate) fn options(slots: u32) -> Options {
     Options { slots, block_tokens: BLOCK_TOKENS, imm_seed: 100, ..Options::default() }
 }
 
 /// `"7p"` is the prefill share of transaction 7.
-pub fn share(name: &str) -> Share {
+pub(crate) fn share(name: &str) -> Share {
     let (serial, side) = name.split_at(name.len() - 1);
     let side = match side {
         "p" => Side::Prefill,
@@ -30,7 +30,7 @@ pub fn share(name: &str) -> Share {
     Share { tx: TxId { conductor_incarnation: 1, serial }, side }
 }
 
-pub fn share_name(share: Share) -> String {
+pub(crate) fn share_name(share: Share) -> String {
     let side = match share.side {
         Side::Prefill => 'p',
         Side::Decode => 'd',
@@ -39,28 +39,28 @@ pub fn share_name(share: Share) -> String {
     format!("{}{side}", share.tx.serial)
 }
 
-pub fn namespace(tenant: &str) -> Namespace {
+pub(crate) fn namespace(tenant: &str) -> Namespace {
     keys::namespace(b"model", "f32", tenant, "")
 }
 
 /// The keys of a prompt of full blocks, one for each letter.
-pub fn chain(prompt: &str) -> Vec<BlockKey> {
+pub(crate) fn chain(prompt: &str) -> Vec<BlockKey> {
     chain_in("", prompt)
 }
 
-pub fn chain_in(tenant: &str, prompt: &str) -> Vec<BlockKey> {
+pub(crate) fn chain_in(tenant: &str, prompt: &str) -> Vec<BlockKey> {
     let tokens: Vec<u32> =
         prompt.chars().flat_map(|c| [u32::from(c); BLOCK_TOKENS as usize]).collect();
     keys::chain(namespace(tenant), &tokens, BLOCK_TOKENS as usize)
 }
 
 /// The key of a prompt's last block.
-pub fn key(prompt: &str) -> BlockKey {
+pub(crate) fn key(prompt: &str) -> BlockKey {
     *chain(prompt).last().expect("a prompt of at least one block")
 }
 
 /// A request for a prompt of full blocks and `rest` tokens more.
-pub fn request(name: &str, prompt: &str, rest: u32) -> Allocate {
+pub(crate) fn request(name: &str, prompt: &str, rest: u32) -> Allocate {
     let share = share(name);
     Allocate {
         share,
@@ -75,7 +75,7 @@ pub fn request(name: &str, prompt: &str, rest: u32) -> Allocate {
     }
 }
 
-pub fn sums(pages: usize) -> Vec<u64> {
+pub(crate) fn sums(pages: usize) -> Vec<u64> {
     (0..pages as u64).map(|page| 100 + page).collect()
 }
 
@@ -84,7 +84,7 @@ fn say(text: &mut String, what: &str) {
 }
 
 #[derive(Debug)]
-pub struct Node {
+pub(crate) struct Node {
     pub blocks: Blocks,
     pub now_ms: u64,
     /// What the shell was asked to write, read and forget, by number and key.
@@ -106,11 +106,11 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn new(slots: u32) -> Self {
+    pub(crate) fn new(slots: u32) -> Self {
         Node::with(options(slots))
     }
 
-    pub fn with(options: Options) -> Self {
+    pub(crate) fn with(options: Options) -> Self {
         Node {
             blocks: Blocks::new(options),
             now_ms: 1_000,
@@ -128,20 +128,20 @@ impl Node {
         }
     }
 
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         if let Err(broken) = self.blocks.check_invariants() {
             panic!("{broken}");
         }
     }
 
-    pub fn allocate(&mut self, request: &Allocate) -> Result<Allocated, AllocateError> {
+    pub(crate) fn allocate(&mut self, request: &Allocate) -> Result<Allocated, AllocateError> {
         let result = self.blocks.allocate(self.now_ms, request);
         self.check();
         result
     }
 
     /// Allocates and binds a share that must fit.
-    pub fn open(&mut self, name: &str, prompt: &str, rest: u32) -> Allocated {
+    pub(crate) fn open(&mut self, name: &str, prompt: &str, rest: u32) -> Allocated {
         let allocated = self.allocate(&request(name, prompt, rest)).expect("there is room");
         if share(name).side != Side::Source {
             self.blocks.bind(share(name), EPOCH).expect("nobody bound it before");
@@ -151,19 +151,19 @@ impl Node {
     }
 
     /// Commits a page of the prompt.
-    pub fn commit(&mut self, name: &str, page: u32) -> Commit {
+    pub(crate) fn commit(&mut self, name: &str, page: u32) -> Commit {
         let commit = self.blocks.commit_page(share(name), page, u64::from(page));
         self.check();
         commit.expect("a page to commit")
     }
 
-    pub fn release(&mut self, name: &str) {
+    pub(crate) fn release(&mut self, name: &str) {
         self.blocks.release(self.now_ms, share(name)).expect("a share to release");
         self.check();
     }
 
     /// A whole prefill, after which the prompt's blocks are cached.
-    pub fn fill(&mut self, name: &str, prompt: &str) {
+    pub(crate) fn fill(&mut self, name: &str, prompt: &str) {
         self.open(name, prompt, 1);
         for page in 0..prompt.len() as u32 {
             self.commit(name, page);
@@ -173,27 +173,27 @@ impl Node {
     }
 
     /// Removes an object; false when there was none.
-    pub fn remove(&mut self, namespace: Namespace, key: BlockKey) -> bool {
+    pub(crate) fn remove(&mut self, namespace: Namespace, key: BlockKey) -> bool {
         let removed = self.blocks.remove_objects(self.now_ms, namespace, &[key]);
         self.check();
         removed.expect("nothing of it is written anew").0 == 1
     }
 
-    pub fn has(&self, prompt: &str) -> bool {
+    pub(crate) fn has(&self, prompt: &str) -> bool {
         self.blocks.block(key(prompt)).is_some()
     }
 
-    pub fn slot(&self, prompt: &str) -> SlotIndex {
+    pub(crate) fn slot(&self, prompt: &str) -> SlotIndex {
         self.blocks.block(key(prompt)).expect("a cached block").slot
     }
 
     /// Which of the prompts (`"a ab abc"`) are cached, space for space.
-    pub fn cached(&self, prompts: &str) -> String {
+    pub(crate) fn cached(&self, prompts: &str) -> String {
         prompts.split(' ').filter(|prompt| self.has(prompt)).collect::<Vec<_>>().join(" ")
     }
 
     /// What the shell is to do, as text.
-    pub fn actions(&mut self) -> String {
+    pub(crate) fn actions(&mut self) -> String {
         self.blocks.copy_pages(self.now_ms);
         self.check();
         let mut text = String::new();
@@ -279,7 +279,7 @@ impl Node {
     }
 
     /// Nothing is held: no share, pin, lock, immediate or quarantined slot.
-    pub fn assert_idle(&self) {
+    pub(crate) fn assert_idle(&self) {
         self.check();
         let c = self.blocks.counts();
         let held = [c.shares, c.aborting, c.allocated, c.leaving, c.quarantined, c.pins];

@@ -6,6 +6,8 @@
 //! Pointers are the caller's word: each function says which it reads and writes. No panic crosses into C:
 //! one that happens is a [`Status::Protocol`].
 
+#![allow(unreachable_pub, reason = "programs in C call what Rust code cannot reach")]
+
 mod engine;
 
 use std::cell::RefCell;

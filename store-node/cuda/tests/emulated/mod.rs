@@ -11,7 +11,7 @@ use kvasir_cuda::Driver;
 
 /// The driver, and what it counts. A library of its own for each test.
 #[derive(Debug)]
-pub struct Emulated {
+pub(crate) struct Emulated {
     pub driver: Driver,
     library: libloading::Library,
     file: PathBuf,
@@ -19,7 +19,7 @@ pub struct Emulated {
 
 impl Emulated {
     /// Nothing, and a sentence, where there is no C++ compiler.
-    pub fn build() -> Option<Emulated> {
+    pub(crate) fn build() -> Option<Emulated> {
         static BUILT: AtomicU32 = AtomicU32::new(0);
         let source = Path::new(env!("CARGO_MANIFEST_DIR"))
             .ancestors()
@@ -47,12 +47,12 @@ impl Emulated {
     }
 
     /// Where the library is.
-    pub fn file(&self) -> &Path {
+    pub(crate) fn file(&self) -> &Path {
         &self.file
     }
 
     /// How many things are there that nobody destroyed.
-    pub fn live(&self) -> i64 {
+    pub(crate) fn live(&self) -> i64 {
         // SAFETY: a function of `driver.cpp` of this type.
         unsafe {
             let live = self.library.get::<unsafe extern "C" fn() -> i64>(b"live_handles");
@@ -60,7 +60,7 @@ impl Emulated {
         }
     }
 
-    pub fn registered_bytes(&self) -> usize {
+    pub(crate) fn registered_bytes(&self) -> usize {
         // SAFETY: as above.
         unsafe {
             let bytes = self.library.get::<unsafe extern "C" fn() -> usize>(b"registered_bytes");
@@ -69,7 +69,7 @@ impl Emulated {
     }
 
     /// Copies that are waited for from now on fail, or do not.
-    pub fn set_copies_fail(&self, fail: bool) {
+    pub(crate) fn set_copies_fail(&self, fail: bool) {
         // SAFETY: as above.
         unsafe {
             let set = self.library.get::<unsafe extern "C" fn(i32)>(b"set_copies_fail");
@@ -78,7 +78,7 @@ impl Emulated {
     }
 
     /// Copies that are waited for go on when this is taken back, and not before.
-    pub fn set_copies_held(&self, hold: bool) {
+    pub(crate) fn set_copies_held(&self, hold: bool) {
         // SAFETY: as above.
         unsafe {
             let set = self.library.get::<unsafe extern "C" fn(i32)>(b"set_copies_held");
@@ -87,7 +87,7 @@ impl Emulated {
     }
 
     /// Whether somebody waits for copies because of that.
-    pub fn holds_copies(&self) -> bool {
+    pub(crate) fn holds_copies(&self) -> bool {
         // SAFETY: as above.
         unsafe {
             let held = self.library.get::<unsafe extern "C" fn() -> i32>(b"copies_held_now");

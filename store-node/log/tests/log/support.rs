@@ -13,25 +13,25 @@ use kvasir_log::{
 };
 use kvasir_proto::{BlockKey, Mark, Namespace, Tenant};
 
-pub const SEGMENT_PAGES: usize = 32;
-pub const SEGMENTS: usize = 8;
-pub const DISK_BYTES: usize = (2 + SEGMENTS * SEGMENT_PAGES) * PAGE_BYTES;
+pub(crate) const SEGMENT_PAGES: usize = 32;
+pub(crate) const SEGMENTS: usize = 8;
+pub(crate) const DISK_BYTES: usize = (2 + SEGMENTS * SEGMENT_PAGES) * PAGE_BYTES;
 
-pub fn key(n: u32) -> BlockKey {
+pub(crate) fn key(n: u32) -> BlockKey {
     BlockKey(u128::from(n).to_be_bytes())
 }
 
 /// Every third block is the end of a context.
-pub fn mark(n: u32) -> Option<Mark> {
+pub(crate) fn mark(n: u32) -> Option<Mark> {
     n.is_multiple_of(3).then(|| until(1_000 + u64::from(n)))
 }
 
-pub fn until(until_unix_ms: u64) -> Mark {
+pub(crate) fn until(until_unix_ms: u64) -> Mark {
     let since_unix_ms = Some(until_unix_ms / 2);
     Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms, copies: 1 }
 }
 
-pub fn record(n: u32) -> Record {
+pub(crate) fn record(n: u32) -> Record {
     Record {
         key: key(n),
         namespace: Namespace([7; 16]),
@@ -43,18 +43,18 @@ pub fn record(n: u32) -> Record {
 }
 
 /// Between one and three pages.
-pub fn payload(n: u32) -> Vec<u8> {
+pub(crate) fn payload(n: u32) -> Vec<u8> {
     let length = 1 + (n as usize * 1_237) % (3 * PAGE_BYTES);
     (0..length).map(|at| (at as u32 ^ n.wrapping_mul(31) ^ (at as u32 >> 8)) as u8).collect()
 }
 
 /// Memory that payloads are written from and read into.
 #[derive(Debug, Clone)]
-pub struct Slots(Arc<[AtomicU8]>);
+pub(crate) struct Slots(Arc<[AtomicU8]>);
 
 impl Slots {
     /// So many bytes of somebody else.
-    pub fn new(bytes: usize) -> Self {
+    pub(crate) fn new(bytes: usize) -> Self {
         Slots((0..bytes).map(|_| AtomicU8::new(0xaa)).collect())
     }
 }
@@ -75,7 +75,7 @@ fn range(span: Span) -> std::ops::Range<usize> {
     span.offset_bytes..span.offset_bytes + span.length_bytes
 }
 
-pub struct TestLog {
+pub(crate) struct TestLog {
     pub disk: SimDisk,
     pub log: Log,
     pub recovered: Vec<BlockKey>,
@@ -92,7 +92,7 @@ pub struct TestLog {
     under_way: usize,
 }
 
-pub fn options() -> Options {
+pub(crate) fn options() -> Options {
     Options {
         new_log_id: 77,
         segment_bytes: (SEGMENT_PAGES * PAGE_BYTES) as u64,
@@ -101,15 +101,15 @@ pub fn options() -> Options {
 }
 
 impl TestLog {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         TestLog::open(SimDisk::new(DISK_BYTES, seed)).expect("a log")
     }
 
-    pub fn open(disk: SimDisk) -> Result<Self, RecoverError> {
+    pub(crate) fn open(disk: SimDisk) -> Result<Self, RecoverError> {
         TestLog::open_with(disk, &options())
     }
 
-    pub fn open_with(mut disk: SimDisk, options: &Options) -> Result<Self, RecoverError> {
+    pub(crate) fn open_with(mut disk: SimDisk, options: &Options) -> Result<Self, RecoverError> {
         let index = Box::new(MemoryIndex::default());
         let Recovery { log, blocks, scanned_segments, unreadable_segments, .. } =
             recover(&mut disk, index, options)?;
@@ -130,23 +130,23 @@ impl TestLog {
     }
 
     /// Loses power and starts again.
-    pub fn crash(mut self) -> Self {
+    pub(crate) fn crash(mut self) -> Self {
         self.disk.crash();
         TestLog::open(self.disk).expect("a log after a crash")
     }
 
     /// Waits as long as room may come.
-    pub fn try_append(&mut self, n: u32) -> Result<(), AppendError> {
+    pub(crate) fn try_append(&mut self, n: u32) -> Result<(), AppendError> {
         self.try_append_as(n, mark(n))
     }
 
     /// With another mark than the block's own.
-    pub fn try_append_as(&mut self, n: u32, mark: Option<Mark>) -> Result<(), AppendError> {
+    pub(crate) fn try_append_as(&mut self, n: u32, mark: Option<Mark>) -> Result<(), AppendError> {
         self.try_append_bytes(n, mark, &payload(n))
     }
 
     /// With other bytes too.
-    pub fn try_append_bytes(
+    pub(crate) fn try_append_bytes(
         &mut self,
         n: u32,
         mark: Option<Mark>,
@@ -166,13 +166,13 @@ impl TestLog {
     }
 
     /// From where it lies, with the checksum that it shall have.
-    pub fn append_placed(&mut self, n: u32, span: Span, sum: u64) {
+    pub(crate) fn append_placed(&mut self, n: u32, span: Span, sum: u64) {
         let extent = ExtentBuf::placed(record(n), span, sum);
         self.log.append(u64::from(n), extent);
         self.pump();
     }
 
-    pub fn read_into(&mut self, n: u32, span: Span) -> Result<Record, ReadError> {
+    pub(crate) fn read_into(&mut self, n: u32, span: Span) -> Result<Record, ReadError> {
         self.next_ticket += 1;
         let ticket = self.next_ticket;
         self.log.read_into(ticket, key(n), span);
@@ -181,19 +181,19 @@ impl TestLog {
         self.placed.remove(&ticket).expect("an answer")
     }
 
-    pub fn append(&mut self, n: u32) {
+    pub(crate) fn append(&mut self, n: u32) {
         self.try_append(n).expect("room");
     }
 
     /// Appends and waits until it is durable.
-    pub fn store(&mut self, n: u32) {
+    pub(crate) fn store(&mut self, n: u32) {
         self.append(n);
         self.settle();
         assert_eq!(self.appended.last(), Some(&(n, Ok(()))), "block {n}");
     }
 
     /// Takes one end of an operation; false when there was none.
-    pub fn step(&mut self) -> bool {
+    pub(crate) fn step(&mut self) -> bool {
         let done = self.disk.complete(Duration::from_secs(1));
         let any = !done.is_empty();
         for done in done {
@@ -204,26 +204,26 @@ impl TestLog {
         any
     }
 
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         while self.step() {}
     }
 
     /// Without waiting for it.
-    pub fn begin_read(&mut self, n: u32) -> u64 {
+    pub(crate) fn begin_read(&mut self, n: u32) -> u64 {
         self.next_ticket += 1;
         self.log.read(self.next_ticket, key(n));
         self.pump();
         self.next_ticket
     }
 
-    pub fn read(&mut self, n: u32) -> Result<Vec<u8>, ReadError> {
+    pub(crate) fn read(&mut self, n: u32) -> Result<Vec<u8>, ReadError> {
         let ticket = self.begin_read(n);
         self.settle();
         self.reads.remove(&ticket).expect("an answer")
     }
 
     /// What is there is right.
-    pub fn has(&mut self, n: u32) -> bool {
+    pub(crate) fn has(&mut self, n: u32) -> bool {
         match self.read(n) {
             Ok(bytes) => {
                 assert!(bytes == payload(n), "block {n} has other bytes");
@@ -234,11 +234,11 @@ impl TestLog {
         }
     }
 
-    pub fn acknowledged(&self) -> Vec<u32> {
+    pub(crate) fn acknowledged(&self) -> Vec<u32> {
         self.appended.iter().filter(|(_, result)| result.is_ok()).map(|(n, _)| *n).collect()
     }
 
-    pub fn pump(&mut self) {
+    pub(crate) fn pump(&mut self) {
         while self.under_way < self.disk.depth() {
             let Some(op) = self.log.poll_operation() else { break };
             self.under_way += 1;

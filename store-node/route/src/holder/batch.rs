@@ -14,7 +14,7 @@ use crate::wire::{Best, Kind, Part, PartStatus, Query};
 
 /// Slots that a session may attend.
 #[derive(Debug)]
-pub struct Route {
+pub(super) struct Route {
     pub session: u64,
     pub pins: u64,
     /// Routes over the same slots, in the same precision, have the same.
@@ -26,27 +26,31 @@ pub struct Route {
 
 impl Route {
     /// Those of a part that was checked.
-    pub fn slots_of(&self, part: &Part) -> &[SlotIndex] {
+    pub(super) fn slots_of(&self, part: &Part) -> &[SlotIndex] {
         let blocks = (part.cached_rows as usize).div_ceil(self.shape.block_tokens);
         &self.slots[part.first_block as usize..][..blocks]
     }
 }
 
 /// Routes by their names.
-pub type Routes = BTreeMap<u64, Route>;
+pub(super) type Routes = BTreeMap<u64, Route>;
 
 /// Partials of one message's parts, in their order.
-pub type Parts = Vec<Result<Partial, PartStatus>>;
+pub(super) type Parts = Vec<Result<Partial, PartStatus>>;
 
 /// What one message asked for.
 #[derive(Debug)]
-pub enum Computed {
+pub(super) enum Computed {
     Partials(Parts),
     Best(Vec<Result<Best, PartStatus>>),
 }
 
 /// Looks whether a part may be computed.
-pub fn check<'a>(routes: &'a Routes, query: &Query, part: &Part) -> Result<&'a Route, PartStatus> {
+pub(super) fn check<'a>(
+    routes: &'a Routes,
+    query: &Query,
+    part: &Part,
+) -> Result<&'a Route, PartStatus> {
     let head = &query.head;
     let route = routes.get(&part.route).filter(|route| route.session == head.session);
     let route = route.ok_or(PartStatus::NoRoute)?;
@@ -82,7 +86,7 @@ struct Shared<'a> {
 }
 
 /// Computes all parts of the messages. Answers what each asked for, and how many attentions it took.
-pub fn compute(
+pub(super) fn compute(
     queries: &[Query],
     routes: &Routes,
     memory: &SharedMemory,

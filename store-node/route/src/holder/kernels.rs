@@ -3,7 +3,7 @@
 use kvasir_attention::{Attention, AttentionOptions, Job, Kernel, Precision};
 
 #[derive(Debug)]
-pub struct Kernels {
+pub(super) struct Kernels {
     exact: Attention,
     /// With products of bf16, where this processor is faster by that.
     rounded: Attention,
@@ -11,7 +11,7 @@ pub struct Kernels {
 
 impl Kernels {
     /// Each with so many threads.
-    pub fn new(threads: usize) -> Self {
+    pub(super) fn new(threads: usize) -> Self {
         Kernels::of(Kernel::best(Precision::F32), Kernel::best(Precision::Bf16), threads)
     }
 
@@ -23,12 +23,12 @@ impl Kernels {
     }
 
     /// For scores, which are never rounded.
-    pub fn exact(&self) -> &Attention {
+    pub(super) fn exact(&self) -> &Attention {
         &self.exact
     }
 
     /// All jobs, each in its precision.
-    pub fn attend_all(&mut self, jobs: Vec<(Precision, Job<'_>)>) {
+    pub(super) fn attend_all(&mut self, jobs: Vec<(Precision, Job<'_>)>) {
         let (exact, rounded): (Vec<_>, Vec<_>) =
             jobs.into_iter().partition(|(precision, _)| *precision == Precision::F32);
         let of = |jobs: Vec<(Precision, _)>| jobs.into_iter().map(|(_, job)| job).collect();

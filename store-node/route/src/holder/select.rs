@@ -11,7 +11,7 @@ use super::kernels::Kernels;
 use crate::wire::{Best, Part, PartStatus, Query};
 
 /// Which rows of each part score best.
-pub fn best(
+pub(super) fn best(
     query: &Query,
     (heads, topk): (u32, u32),
     routes: &Routes,
@@ -41,7 +41,7 @@ pub fn best(
 }
 
 /// The partial of each part over its chosen rows.
-pub fn attend(
+pub(super) fn attend(
     query: &Query,
     heads: u32,
     routes: &Routes,

@@ -40,7 +40,7 @@ const VALUES_BETWEEN_TURNS: u64 = 1 << 28;
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What comes to the thread.
-pub enum Input {
+pub(super) enum Input {
     Arrived {
         session: u64,
         slot: u32,
@@ -121,7 +121,7 @@ struct Waiting {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Thread {
+pub(super) struct Thread {
     options: HolderOptions,
     place: Place,
     shared: Shared,
@@ -140,7 +140,7 @@ pub struct Thread {
 }
 
 impl Thread {
-    pub fn new(
+    pub(super) fn new(
         options: HolderOptions,
         place: Place,
         shared: Shared,
@@ -168,7 +168,7 @@ impl Thread {
     }
 
     /// Runs until it is told to stop. Whoever waits for a route's end then is told by what is dropped.
-    pub fn run(mut self, queue: &Receiver<Input>, drive: &Drive) {
+    pub(super) fn run(mut self, queue: &Receiver<Input>, drive: &Drive) {
         let mut spin = Spin::new(SPIN);
         let mut turns = None;
         loop {

@@ -14,7 +14,7 @@ const POLL_FOR: Duration = Duration::from_micros(300);
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Gate {
+pub(super) struct Gate {
     events: AtomicU64,
     sleepers: Mutex<u32>,
     opened: Condvar,
@@ -22,7 +22,7 @@ pub struct Gate {
 
 impl Gate {
     /// Something has come.
-    pub fn open(&self) {
+    pub(super) fn open(&self) {
         self.events.fetch_add(1, Ordering::SeqCst);
         // A sleeper counts itself under the lock and looks at the events again before it sleeps.
         let sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,7 +32,12 @@ impl Gate {
     }
 
     /// Waits until `done` says so, or until that time: what comes then is not looked at any more.
-    pub fn wait(&self, until: Instant, drive: &Drive, mut done: impl FnMut() -> bool) -> bool {
+    pub(super) fn wait(
+        &self,
+        until: Instant,
+        drive: &Drive,
+        mut done: impl FnMut() -> bool,
+    ) -> bool {
         let mut spin = Spin::new(POLL_FOR);
         let mut turns = None;
         loop {

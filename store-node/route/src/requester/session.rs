@@ -21,7 +21,7 @@ use crate::wire::{
 
 /// What all sessions of a requester use.
 #[derive(Debug)]
-pub struct Core {
+pub(super) struct Core {
     pub drive: Drive,
     pub transfer: TransferEngine,
     pub gate: Arc<Gate>,
@@ -30,18 +30,18 @@ pub struct Core {
 
 /// The state of a session's slots, which the transfer engine's worker changes too.
 #[derive(Debug)]
-pub struct Rings {
+pub(super) struct Rings {
     slots: Vec<Slot>,
     lost: AtomicBool,
 }
 
 impl Rings {
-    pub fn new(depth: u32) -> Self {
+    pub(super) fn new(depth: u32) -> Self {
         Rings { slots: (0..depth).map(|_| Slot::default()).collect(), lost: AtomicBool::new(false) }
     }
 
     /// The holder is gone, or nobody knows what it got: no answer is waited for any more.
-    pub fn lose(&self) {
+    pub(super) fn lose(&self) {
         self.lost.store(true, Ordering::Release);
     }
 

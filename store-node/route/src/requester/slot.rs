@@ -17,34 +17,34 @@ const ABANDONED: u8 = 3;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Slot(AtomicU8);
+pub(super) struct Slot(AtomicU8);
 
 impl Slot {
     /// Takes a free slot for a dispatch.
-    pub fn take(&self) -> bool {
+    pub(super) fn take(&self) -> bool {
         self.change(FREE, IN_FLIGHT)
     }
 
     /// The answer has landed.
-    pub fn arrived(&self) {
+    pub(super) fn arrived(&self) {
         if !self.change(IN_FLIGHT, ARRIVED) {
             self.change(ABANDONED, FREE);
         }
     }
 
-    pub fn has_arrived(&self) -> bool {
+    pub(super) fn has_arrived(&self) -> bool {
         self.0.load(Ordering::Acquire) == ARRIVED
     }
 
     /// The flight is over, with its answer or without.
-    pub fn give_back(&self) {
+    pub(super) fn give_back(&self) {
         if !self.change(IN_FLIGHT, ABANDONED) {
             self.change(ARRIVED, FREE);
         }
     }
 
     /// Nothing was sent, so nothing can land.
-    pub fn put_back(&self) {
+    pub(super) fn put_back(&self) {
         self.change(IN_FLIGHT, FREE);
     }
 

@@ -6,13 +6,13 @@ use kvasir_proto::{BlockKey, Namespace, SlotIndex};
 use tokio::sync::oneshot;
 
 use super::Owner;
-use crate::bucket::worker::{BucketTask, Job, Report, Source};
+use crate::bucket::jobs::{BucketTask, Job, Report, Source};
 use crate::clock;
 use crate::ssd::thread;
 
 /// The object store of a node that has one.
 #[derive(Debug)]
-pub struct OnBucket {
+pub(super) struct OnBucket {
     task: BucketTask,
     usable: bool,
     /// What it had at some time since the node was started is known.
@@ -23,11 +23,11 @@ pub struct OnBucket {
 }
 
 impl OnBucket {
-    pub fn new(task: BucketTask) -> Self {
+    pub(super) fn new(task: BucketTask) -> Self {
         OnBucket { task, usable: false, is_listed: false, state: "opening".into(), error: None }
     }
 
-    pub fn flush(&mut self) -> bool {
+    pub(super) fn flush(&mut self) -> bool {
         self.task.flush()
     }
 }

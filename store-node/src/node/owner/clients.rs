@@ -6,14 +6,14 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use kvasir_attach::control::CONTROL_BYTES;
+use kvasir_attach::handover::Token;
 use kvasir_blocks::{AbortReason, AttachEpoch};
 use kvasir_proto::{Namespace, Share, Tenant, TxId, objects, v1};
+use kvasir_transfer::doorbell;
 
 use super::engines::CacheShape;
 use super::{BATCH, Owner};
-use crate::attach::control::CONTROL_BYTES;
-use crate::attach::doorbell;
-use crate::attach::handover::Token;
 use crate::clock;
 use crate::config::ARENA_SLOTS_MIN;
 use crate::node::SERIALS_OF_CLIENTS;
@@ -34,7 +34,7 @@ const FIRST_EPOCH: u32 = 1 << 31;
 
 /// All clients, and what is under way for them.
 #[derive(Debug)]
-pub struct Clients {
+pub(super) struct Clients {
     pub(super) list: Vec<Client>,
     pending: Vec<Pending>,
     watch: Option<Watch>,
@@ -88,7 +88,7 @@ struct Pending {
 }
 
 impl Clients {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Clients {
             list: Vec::new(),
             pending: Vec::new(),
@@ -104,7 +104,7 @@ impl Clients {
         }
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 

@@ -17,7 +17,7 @@ const PAGE_MAX: usize = 1_000;
 
 /// Who waits until a block is durable with its new mark, or without one.
 #[derive(Debug)]
-pub enum Waits {
+pub(super) enum Waits {
     /// With the chain, where there are to be copies of it.
     Keep(Reply<v1::KeepContextReply>, Option<Chain>),
     Drop(Reply<v1::DropContextReply>),
@@ -25,7 +25,7 @@ pub enum Waits {
 
 /// Of a tenant, in a namespace.
 #[derive(Debug)]
-pub struct Chain(Tenant, Namespace, Vec<BlockKey>);
+pub(super) struct Chain(Tenant, Namespace, Vec<BlockKey>);
 
 impl From<KeepError> for Refused {
     fn from(error: KeepError) -> Self {

@@ -11,13 +11,13 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use kvasir_attach::handover::Token;
 use kvasir_blocks::{AbortReason, AttachEpoch, Busy};
 use kvasir_proto::{FieldError, Share, SlotLayout, v1};
+use kvasir_transfer::doorbell;
 use v1::node_to_engine::Message as ToEngine;
 
 use super::Owner;
-use crate::attach::doorbell;
-use crate::attach::handover::Token;
 use crate::clock;
 use crate::config::ARENA_SLOTS_MIN;
 use crate::node::command::Refused;
@@ -38,7 +38,7 @@ const TYPE_BYTES_MAX: usize = 128;
 
 /// What the blocks in the arena are: an engine that agrees finds them, another one clears them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CacheShape {
+pub(super) struct CacheShape {
     pub layout: Arc<SlotLayout>,
     pub fingerprint: Vec<u8>,
     pub kv_dtype: String,
@@ -46,7 +46,7 @@ pub struct CacheShape {
 
 impl CacheShape {
     /// Stands for the model where slots were made for objects and no engine is.
-    pub const OBJECTS: &[u8] = b"kvasir objects";
+    pub(super) const OBJECTS: &[u8] = b"kvasir objects";
 
     /// In words, what is not the same here and there.
     fn differs_in(&self, other: &CacheShape) -> &'static str {
@@ -60,7 +60,7 @@ impl CacheShape {
 
 /// All engines, and those that are about to come.
 #[derive(Debug, Default)]
-pub struct Engines {
+pub(super) struct Engines {
     sessions: BTreeMap<AttachEpoch, Session>,
     pending: Vec<Pending>,
     watch: Option<Watch>,
@@ -166,7 +166,7 @@ impl Owner {
             attach_epoch,
             slot_memory_bytes: self.arena.memory().len() as u64,
             slots_total,
-            control_memory_bytes: crate::attach::control::CONTROL_BYTES as u64,
+            control_memory_bytes: kvasir_attach::control::CONTROL_BYTES as u64,
             pool_memory_bytes,
         })
     }

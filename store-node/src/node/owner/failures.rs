@@ -27,7 +27,7 @@ const TRIES: u32 = 4;
 
 /// A push of which its receiver does not know yet that it has failed.
 #[derive(Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     name: PushName,
     receiver: Endpoint,
     tries: u32,

@@ -33,7 +33,7 @@ const SOURCES_MAX: usize = 256;
 
 /// What is being brought here.
 #[derive(Debug)]
-pub struct Fetches {
+pub(super) struct Fetches {
     lookups: Sources,
     /// Of the transactions.
     incarnation: u64,
@@ -63,7 +63,7 @@ struct Fetch {
 }
 
 impl Fetches {
-    pub fn new(lookups: Sources) -> Self {
+    pub(super) fn new(lookups: Sources) -> Self {
         Fetches {
             lookups,
             incarnation: rand::random(),

@@ -46,16 +46,17 @@ use kvasir_blocks::moving::tail_space::TailSpace;
 use kvasir_blocks::moving::writer_stops::WriterStops;
 use kvasir_blocks::{AbortReason, Blocks};
 use kvasir_proto::Share;
+use kvasir_transfer::doorbell;
 use kvasir_transfer::spin::Spin;
 use kvasir_transfer::{Driver, RegionHandle, SharedMemory, TransferEngine};
 
 use self::clients::Clients;
 use self::engines::{CacheShape, Engines};
-pub use self::failures::Failure;
+pub(crate) use self::failures::Failure;
 use self::fetches::Fetches;
 use self::pools::Pools;
 use self::replicas::Replication;
-pub use self::routes::Routing;
+pub(crate) use self::routes::Routing;
 use self::tiers::Tiers;
 use super::arena::Arena;
 use super::command::Command;
@@ -65,8 +66,7 @@ use super::inbox::{Bell, End, FromPeer, Inbox, Post};
 use super::leg::Leg;
 use super::sources::Sources;
 use super::writers::Writers;
-use crate::attach::doorbell;
-use crate::bucket::worker::BucketTask;
+use crate::bucket::jobs::BucketTask;
 use crate::clock;
 use crate::config::Config;
 use crate::layer_log::LayerLog;
@@ -88,7 +88,7 @@ const ABORT_MS: u64 = 1_000;
 
 /// What the owner is made of.
 #[derive(Debug)]
-pub struct Parts {
+pub(crate) struct Parts {
     pub config: Config,
     pub incarnation: u64,
     pub blocks: Blocks,
@@ -113,7 +113,7 @@ pub struct Parts {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Owner {
+pub(crate) struct Owner {
     config: Config,
     incarnation: u64,
     blocks: Blocks,
@@ -155,7 +155,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    pub fn new(parts: Parts) -> Self {
+    pub(crate) fn new(parts: Parts) -> Self {
         let Parts {
             config,
             incarnation,
@@ -213,7 +213,7 @@ impl Owner {
     }
 
     /// Runs until it is drained.
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         let mut spin =
             Spin::new(self.driver.as_ref().map_or(SPIN, |driver| SPIN.max(driver.spin())));
         let mut tick_ms = 0;

@@ -19,9 +19,9 @@ use crate::node::command::FetchName;
 use crate::node::line::Broken;
 
 /// Objects of one reserve, get or remove.
-pub const OBJECTS_MAX: usize = 4_096;
+pub(super) const OBJECTS_MAX: usize = 4_096;
 /// Keys of one find: what a message in a ring has room for, four times over.
-pub const KEYS_MAX: usize = 16_384;
+pub(super) const KEYS_MAX: usize = 16_384;
 /// Where an engine is attached, so much of the slots stays for it: one in so many.
 const ENGINE_PART: u32 = 8;
 /// Objects that may be on their way to being kept at once, for all clients together.

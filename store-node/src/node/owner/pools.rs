@@ -23,14 +23,14 @@ impl From<kvasir_blocks::PoolError> for Broken {
 
 /// Who copies between pools and slots. The pools are with their engines' sessions.
 #[derive(Debug)]
-pub struct Pools {
+pub(super) struct Pools {
     /// Started with the first pool.
     copier: Option<PageCopier>,
     next_fill: u64,
 }
 
 impl Pools {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Pools { copier: None, next_fill: SERIALS_OF_FILLS }
     }
 

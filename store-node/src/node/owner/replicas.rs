@@ -25,7 +25,7 @@ const TARGETS_MAX: usize = 256;
 
 /// What the shell remembers of copies.
 #[derive(Debug)]
-pub struct Replication {
+pub(super) struct Replication {
     copier: Copier,
     /// Where the configuration and a drain say that blocks may go.
     peers: Vec<Peer>,
@@ -46,7 +46,7 @@ pub struct Replication {
 }
 
 impl Replication {
-    pub fn new(copier: Copier, peers: &[String]) -> Self {
+    pub(super) fn new(copier: Copier, peers: &[String]) -> Self {
         Replication {
             copier,
             peers: peers.iter().map(|peer| Peer(peer.as_str().into())).collect(),

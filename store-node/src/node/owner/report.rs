@@ -14,7 +14,7 @@ const LISTED_MAX: usize = 32_768;
 
 /// What was last reported.
 #[derive(Debug, Default)]
-pub struct Reported {
+pub(super) struct Reported {
     /// Something changed that conductors should know at once.
     pub dirty: bool,
     pub gauges_stale: bool,

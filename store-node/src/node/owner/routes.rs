@@ -16,7 +16,7 @@ use crate::node::leg::Leg;
 
 /// What the node keeps of its holder.
 #[derive(Debug)]
-pub struct Routing {
+pub(crate) struct Routing {
     holder: Holder,
     next_route: u64,
     /// Of one share.
@@ -25,7 +25,7 @@ pub struct Routing {
 
 impl Routing {
     /// Routes are named from a number on that is drawn anew each time the node starts.
-    pub fn new(holder: Holder, first_route: u64, routes_max: u32) -> Self {
+    pub(crate) fn new(holder: Holder, first_route: u64, routes_max: u32) -> Self {
         Routing { holder, next_route: first_route, routes_max: routes_max as usize }
     }
 }

@@ -14,7 +14,7 @@ use prost::Message;
 use super::Owner;
 use super::bucket::OnBucket;
 use super::contexts::Waits;
-use crate::bucket::worker::BucketTask;
+use crate::bucket::jobs::BucketTask;
 use crate::clock;
 use crate::node::SERIALS_OF_HINTS;
 use crate::node::command::Refused;
@@ -44,7 +44,7 @@ enum State {
 
 /// The tiers below memory, as far as the node has them.
 #[derive(Debug)]
-pub struct Tiers {
+pub(super) struct Tiers {
     ssd: Option<OnSsd>,
     pub(super) bucket: Option<OnBucket>,
     pub(super) shape: Option<Shape>,
@@ -74,7 +74,7 @@ struct OnSsd {
 }
 
 impl Tiers {
-    pub fn new(ssd: Option<SsdThread>, bucket: Option<BucketTask>) -> Self {
+    pub(super) fn new(ssd: Option<SsdThread>, bucket: Option<BucketTask>) -> Self {
         let on_ssd = |thread| OnSsd {
             thread,
             state: State::Opening,
@@ -95,16 +95,16 @@ impl Tiers {
     }
 
     /// What is on the SSD is known, if there is one.
-    pub fn knows_ssd(&self) -> bool {
+    pub(super) fn knows_ssd(&self) -> bool {
         self.ssd.as_ref().is_none_or(|ssd| matches!(ssd.state, State::Up { .. }))
     }
 
-    pub fn has_ssd(&self) -> bool {
+    pub(super) fn has_ssd(&self) -> bool {
         self.ssd.is_some()
     }
 
     /// There is something below memory.
-    pub fn are_any(&self) -> bool {
+    pub(super) fn are_any(&self) -> bool {
         self.ssd.is_some() || self.bucket.is_some()
     }
 

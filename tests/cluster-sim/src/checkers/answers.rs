@@ -7,12 +7,12 @@ use crate::content::Truth;
 use crate::seen::Seen;
 
 #[derive(Debug)]
-pub struct Answers {
+pub(super) struct Answers {
     truth: Rc<Truth>,
 }
 
 impl Answers {
-    pub fn new(truth: Rc<Truth>) -> Self {
+    pub(super) fn new(truth: Rc<Truth>) -> Self {
         Answers { truth }
     }
 }

@@ -8,12 +8,12 @@ use crate::content::Truth;
 use crate::seen::Seen;
 
 #[derive(Debug)]
-pub struct Bytes {
+pub(super) struct Bytes {
     truth: Rc<Truth>,
 }
 
 impl Bytes {
-    pub fn new(truth: Rc<Truth>) -> Self {
+    pub(super) fn new(truth: Rc<Truth>) -> Self {
         Bytes { truth }
     }
 }

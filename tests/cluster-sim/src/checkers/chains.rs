@@ -11,12 +11,12 @@ use crate::content::Truth;
 use crate::seen::Seen;
 
 #[derive(Debug)]
-pub struct Chains {
+pub(super) struct Chains {
     truth: Rc<Truth>,
 }
 
 impl Chains {
-    pub fn new(truth: Rc<Truth>) -> Self {
+    pub(super) fn new(truth: Rc<Truth>) -> Self {
         Chains { truth }
     }
 

@@ -9,7 +9,7 @@ use super::Checker;
 use crate::seen::{Life, Seen};
 
 #[derive(Debug, Default)]
-pub struct Drains {
+pub(super) struct Drains {
     /// By node.
     draining: BTreeMap<usize, Life>,
     open: BTreeSet<(Life, Share)>,

@@ -42,7 +42,7 @@ impl Promise {
 }
 
 #[derive(Debug)]
-pub struct Durability {
+pub(super) struct Durability {
     truth: Rc<Truth>,
     /// By its last block.
     contexts: BTreeMap<(usize, BlockKey), Promise>,
@@ -82,7 +82,7 @@ pub struct Durability {
 }
 
 impl Durability {
-    pub fn new(truth: Rc<Truth>) -> Self {
+    pub(super) fn new(truth: Rc<Truth>) -> Self {
         Durability {
             truth,
             contexts: BTreeMap::new(),
@@ -113,7 +113,7 @@ impl Durability {
     }
 
     /// Everything that a node has to keep.
-    pub fn kept(&self, node: usize) -> impl Iterator<Item = BlockKey> + '_ {
+    pub(super) fn kept(&self, node: usize) -> impl Iterator<Item = BlockKey> + '_ {
         let blocks = self.lasts(node).flat_map(|last| self.truth.chain(last));
         blocks.collect::<BTreeSet<BlockKey>>().into_iter()
     }

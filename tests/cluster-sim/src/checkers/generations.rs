@@ -5,7 +5,7 @@ use super::Checker;
 use crate::seen::Seen;
 
 #[derive(Debug, Default)]
-pub struct Generations;
+pub(super) struct Generations;
 
 impl Checker for Generations {
     fn name(&self) -> &'static str {

@@ -21,7 +21,7 @@ const CUTS_FAIL_US: u64 = 900_000;
 const ALONE_US: u64 = 20_000;
 
 #[derive(Debug)]
-pub struct Leases {
+pub(super) struct Leases {
     shares: BTreeMap<(Life, Share), Lease>,
     stands_still_until_us: BTreeMap<usize, u64>,
     looked_us: u64,
@@ -36,7 +36,7 @@ struct Lease {
 }
 
 impl Leases {
-    pub fn new(plan: &Plan) -> Self {
+    pub(super) fn new(plan: &Plan) -> Self {
         Leases {
             shares: BTreeMap::new(),
             stands_still_until_us: BTreeMap::new(),

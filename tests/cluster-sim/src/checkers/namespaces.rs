@@ -7,12 +7,12 @@ use crate::content::Truth;
 use crate::seen::Seen;
 
 #[derive(Debug)]
-pub struct Namespaces {
+pub(super) struct Namespaces {
     truth: Rc<Truth>,
 }
 
 impl Namespaces {
-    pub fn new(truth: Rc<Truth>) -> Self {
+    pub(super) fn new(truth: Rc<Truth>) -> Self {
         Namespaces { truth }
     }
 }

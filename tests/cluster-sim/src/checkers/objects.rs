@@ -11,7 +11,7 @@ use super::Checker;
 use crate::seen::{Life, Seen};
 
 #[derive(Debug, Default)]
-pub struct Objects {
+pub(super) struct Objects {
     /// Whatever some client has written and said so of, and the namespace of that client.
     put: BTreeMap<BlockKey, Namespace>,
     /// Stored just now: the next list of that node has them.

@@ -10,7 +10,7 @@ use crate::content::PageBytes;
 use crate::seen::{Life, Place, Reader, Seen};
 
 #[derive(Debug, Default)]
-pub struct Reads {
+pub(super) struct Reads {
     open: BTreeMap<(Life, Reader), BTreeMap<u32, Option<PageBytes>>>,
     /// Pages of pools that copies read.
     of_pools: BTreeMap<(Life, u64), (AttachEpoch, u32)>,

@@ -13,7 +13,7 @@ use crate::seen::{Life, Owner, Place, Seen};
 
 /// Writers that may still write: in a node's places, by what they were told.
 #[derive(Debug, Default)]
-pub struct Reuse {
+pub(super) struct Reuse {
     remote: BTreeMap<(Life, u32), Remote>,
     /// Slots that a read of the SSD writes.
     rises: BTreeMap<(Life, u32), u64>,

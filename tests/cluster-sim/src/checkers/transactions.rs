@@ -12,7 +12,7 @@ use crate::seen::{Life, Seen};
 const LOOKED_AT_US: u64 = 4_000_000;
 
 #[derive(Debug, Default)]
-pub struct Transactions {
+pub(super) struct Transactions {
     /// Since when.
     over: BTreeMap<(Life, Share), u64>,
     cleaned_us: u64,

@@ -13,12 +13,12 @@ pub const UNWRITTEN: PageBytes = [0xee; SLOT_BYTES];
 const RUN: usize = 8;
 
 #[derive(Debug)]
-pub struct Unwritten {
+pub(super) struct Unwritten {
     truth: Rc<Truth>,
 }
 
 impl Unwritten {
-    pub fn new(truth: Rc<Truth>) -> Self {
+    pub(super) fn new(truth: Rc<Truth>) -> Self {
         Unwritten { truth }
     }
 }

@@ -17,7 +17,7 @@ use crate::content::Truth;
 use crate::seen::{Life, Seen};
 
 #[derive(Debug)]
-pub struct Versions {
+pub(super) struct Versions {
     truth: Rc<Truth>,
     /// Open puts, and what they write in which versions.
     puts: BTreeMap<(Life, Share), Vec<(BlockKey, u32)>>,
@@ -36,7 +36,7 @@ pub struct Versions {
 }
 
 impl Versions {
-    pub fn new(truth: Rc<Truth>) -> Self {
+    pub(super) fn new(truth: Rc<Truth>) -> Self {
         Versions {
             truth,
             puts: BTreeMap::new(),

@@ -9,7 +9,7 @@ use crate::seen::{Life, Owner, Place, Seen};
 
 /// Whose engine may write a slot.
 #[derive(Debug, Default)]
-pub struct Writers {
+pub(super) struct Writers {
     engines: BTreeMap<(Life, u32), Share>,
     /// Slots that copies out of the engines' pools write.
     carries: BTreeMap<(Life, u32), u64>,

@@ -21,14 +21,14 @@ use crate::context::{Context, Event};
 use crate::random::Random;
 use crate::seen::{Reader, Seen};
 
-pub const LAYOUT_HASH: u64 = 7;
+pub(crate) const LAYOUT_HASH: u64 = 7;
 /// More blocks than a node has slots, and still so few that it is cleaned.
 const SEGMENT_PAGES: usize = 16;
 const SEGMENTS: usize = 9;
-pub const DISK_BYTES: usize = (2 + SEGMENTS * SEGMENT_PAGES) * PAGE_BYTES;
+pub(crate) const DISK_BYTES: usize = (2 + SEGMENTS * SEGMENT_PAGES) * PAGE_BYTES;
 
 /// A page of it, or all of a segment.
-pub fn a_part(random: &mut Random) -> (usize, usize) {
+pub(crate) fn a_part(random: &mut Random) -> (usize, usize) {
     let segment = 2 + random.below(SEGMENTS) * SEGMENT_PAGES;
     let (first, pages) = match random.percent(60) {
         true => (segment, SEGMENT_PAGES),
@@ -38,7 +38,7 @@ pub fn a_part(random: &mut Random) -> (usize, usize) {
 }
 
 /// What lies there: pages with a block's bytes, and which block. Found by the bytes alone.
-pub fn on_disk(disk: &SimDisk, context: &Context) -> Vec<(usize, BlockKey)> {
+pub(crate) fn on_disk(disk: &SimDisk, context: &Context) -> Vec<(usize, BlockKey)> {
     let pages = 0..DISK_BYTES / PAGE_BYTES;
     let found = pages.filter_map(|page| {
         let bytes = disk.bytes(page * PAGE_BYTES, SLOT_BYTES);
@@ -47,7 +47,7 @@ pub fn on_disk(disk: &SimDisk, context: &Context) -> Vec<(usize, BlockKey)> {
     found.collect()
 }
 
-pub fn extent_bytes() -> u64 {
+pub(crate) fn extent_bytes() -> u64 {
     (extent_pages(LAYERS, SLOT_BYTES) * PAGE_BYTES) as u64
 }
 

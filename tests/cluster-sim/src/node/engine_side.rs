@@ -282,6 +282,6 @@ impl Running {
     }
 }
 
-pub fn numbers(slots: &[SlotIndex]) -> Vec<u32> {
+pub(super) fn numbers(slots: &[SlotIndex]) -> Vec<u32> {
     slots.iter().map(|slot| slot.0).collect()
 }

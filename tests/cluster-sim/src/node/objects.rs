@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use kvasir_blocks::{AttachEpoch, Commit, KeepRequest, ObjectAt, ReserveObjects, Tier};
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_proto::{BlockKey, Generation, Namespace, Share, Side, SlotIndex, Tenant, TxId};
 
 use super::{LEASE_MS_MAX, Running};
@@ -22,7 +23,7 @@ const OTHER_BYTES_PERCENT: u64 = 30;
 const SERIALS: u64 = 2 << 32;
 
 #[derive(Debug, Default)]
-pub struct Clients {
+pub(super) struct Clients {
     list: BTreeMap<AttachEpoch, Attached>,
     /// What is put and what is read from the SSD: for whom, and for which of its requests.
     shares: BTreeMap<Share, (AttachEpoch, u64)>,
@@ -69,7 +70,7 @@ struct Get {
 }
 
 impl Clients {
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         let held: usize = self.list.values().map(|of| of.ephemeral.len()).sum();
         self.list.len() + self.shares.len() + self.keeps.len() + self.removals.len() + held
     }
@@ -351,9 +352,13 @@ impl Running {
         if let Ok(slots) = self.blocks.get_objects(epoch, number, of.namespace, &[key]) {
             let former = of.ephemeral.insert(key, (object, number));
             former.into_iter().for_each(|(_, pin)| self.let_go(context, epoch, pin));
-            let slots = slots.iter().flatten().map(|slot| slot.0).collect();
-            let reader = Reader::Client(epoch, number);
-            context.see(Seen::ReadBegan { at: self.at, reader, slots });
+            if mutated(Mutation::EphemeralObjectNotPinned) {
+                self.blocks.unpin(epoch, number);
+            } else {
+                let slots = slots.iter().flatten().map(|slot| slot.0).collect();
+                let reader = Reader::Client(epoch, number);
+                context.see(Seen::ReadBegan { at: self.at, reader, slots });
+            }
             context.see(Seen::Ephemeral { at: self.at, epoch, key });
         }
     }

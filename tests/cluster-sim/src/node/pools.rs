@@ -15,7 +15,7 @@ const LAYER_BYTES: usize = SLOT_BYTES / LAYERS;
 
 /// A copy of layers that is under way. What lies in the page is read when it ends.
 #[derive(Debug)]
-pub struct Carry {
+pub(super) struct Carry {
     epoch: AttachEpoch,
     page: u32,
     slot: SlotIndex,

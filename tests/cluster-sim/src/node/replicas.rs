@@ -71,7 +71,7 @@ enum Asked {
 
 /// What is remembered of copies around the core.
 #[derive(Debug, Default)]
-pub struct Replication {
+pub(super) struct Replication {
     looked_ms: Option<u64>,
     /// How many have not answered, and what the others are.
     looking: Option<(usize, Vec<PeerView>)>,
@@ -97,20 +97,20 @@ impl Replication {
     }
 
     /// Steps that have not been answered yet.
-    pub fn copies(&self) -> usize {
+    pub(super) fn copies(&self) -> usize {
         let steps = self.calls.len() - self.questions();
         self.jobs.len() + self.replies.len() + steps + self.awaited.len()
     }
 
     /// What the others are asked again and again: what they keep, for as long as there are contexts, and what they
     /// could take, for as long as there is something that nobody has taken.
-    pub fn questions(&self) -> usize {
+    pub(super) fn questions(&self) -> usize {
         let is_question = |asked: &&Asked| matches!(asked, Asked::Holds(_) | Asked::Describe(_));
         self.calls.values().filter(is_question).count()
     }
 }
 
-pub fn peer(node: usize) -> Peer {
+pub(super) fn peer(node: usize) -> Peer {
     Peer(node.to_string().into())
 }
 

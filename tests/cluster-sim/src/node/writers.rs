@@ -27,20 +27,20 @@ struct Session {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct Grant {
+pub(super) struct Grant {
     pub slots: RegionDesc,
     pub tails: RegionDesc,
 }
 
 /// Which memory a region is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Of {
+pub(super) enum Of {
     Slots,
     Tails,
 }
 
 #[derive(Debug)]
-pub struct Writers {
+pub(super) struct Writers {
     slots: Arc<SharedMemory>,
     tails: Arc<SharedMemory>,
     writers: writers::Writers<Session>,
@@ -51,7 +51,7 @@ pub struct Writers {
 }
 
 impl Writers {
-    pub fn new(slots: Arc<SharedMemory>, tails: Arc<SharedMemory>) -> Self {
+    pub(super) fn new(slots: Arc<SharedMemory>, tails: Arc<SharedMemory>) -> Self {
         Writers {
             slots,
             tails,
@@ -65,7 +65,7 @@ impl Writers {
     ///
     /// # Errors
     /// Why not.
-    pub fn open(
+    pub(super) fn open(
         &mut self,
         context: &mut Context,
         engine: &SimEngine,
@@ -98,27 +98,27 @@ impl Writers {
         }
     }
 
-    pub fn close(&mut self, name: u64) {
+    pub(super) fn close(&mut self, name: u64) {
         self.writers.close(name);
     }
 
-    pub fn grant(&self, name: u64) -> Option<Grant> {
+    pub(super) fn grant(&self, name: u64) -> Option<Grant> {
         let session = self.writers.granted(name)?;
         Some(Grant { slots: session.slots.descriptor(), tails: session.tails.descriptor() })
     }
 
     /// The current session with it; `None` when it has been cut off.
-    pub fn peer(&self, engine: &SimEngine, name: u64) -> Option<PeerId> {
+    pub(super) fn peer(&self, engine: &SimEngine, name: u64) -> Option<PeerId> {
         let session = self.writers.get(name)?;
         Some(engine.connect(&session.endpoint).unwrap_or(session.peer))
     }
 
     /// Which memory a region is of.
-    pub fn region(&self, key: u64) -> Option<Of> {
+    pub(super) fn region(&self, key: u64) -> Option<Of> {
         self.regions.get(&key).copied()
     }
 
-    pub fn cut_off(&mut self, context: &mut Context, at: Life, writer: u64) {
+    pub(super) fn cut_off(&mut self, context: &mut Context, at: Life, writer: u64) {
         let Some((round, _)) = self.writers.begin_cut(writer) else { return };
         let mut random = context.chance("cut off", at.node as u64, writer);
         let late_us = if self.cuts_fail { 60_000 } else { 3_000 };
@@ -129,7 +129,7 @@ impl Writers {
     }
 
     /// A part is carried out, or fails.
-    pub fn cut_part(
+    pub(super) fn cut_part(
         &mut self,
         context: &mut Context,
         engine: &SimEngine,
@@ -154,7 +154,7 @@ impl Writers {
     }
 
     /// True with the last confirmation.
-    pub fn cut_done(&mut self, name: u64, round: CutRound, outcome: Outcome) -> bool {
+    pub(super) fn cut_done(&mut self, name: u64, round: CutRound, outcome: Outcome) -> bool {
         let regions = self
             .writers
             .get(name)
@@ -166,11 +166,11 @@ impl Writers {
         done
     }
 
-    pub fn unfinished(&self) -> Vec<u64> {
+    pub(super) fn unfinished(&self) -> Vec<u64> {
         self.writers.unfinished()
     }
 
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.writers.count()
     }
 }

@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kvasir_mutation::{Mutation, mutated};
+
 use super::{Maker, PathId, Share};
 
 /// One for each immediate and path, some 30 MiB in all.
@@ -46,7 +48,7 @@ impl Former {
     /// The share's counter is no more. Nothing is asked about a path that is closed.
     pub(super) fn remember(&mut self, share: &Share, imm: u32) {
         let Share { maker, path: Some(path), count } = *share else { return };
-        if self.forgotten.contains(&path) {
+        if self.forgotten.contains(&path) || mutated(Mutation::FormerCountsForgotten) {
             return;
         }
         if let Some(counts) = self.paths.get_mut(&path)
@@ -81,7 +83,7 @@ impl Former {
     fn payer(&self, maker: Maker) -> Maker {
         let of_maker = self.of.get(&maker).copied();
         let share = self.max / (self.of.len() + usize::from(of_maker.is_none()));
-        if of_maker.unwrap_or(0) >= share {
+        if of_maker.unwrap_or(0) >= share || mutated(Mutation::PathForgotten) {
             return maker;
         }
         self.of.iter().max_by_key(|(_, len)| **len).map_or(maker, |(heaviest, _)| *heaviest)

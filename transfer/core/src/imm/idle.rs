@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use kvasir_mutation::{Mutation, mutated};
+
 use super::Maker;
 
 #[derive(Debug)]
@@ -60,6 +62,10 @@ impl Idle {
 
     /// Someone has more than an equal share, because all together have more than there is room for.
     fn payer(&mut self, maker: Maker) -> Option<Maker> {
+        if mutated(Mutation::EarlyCountsEvictedByAge) {
+            let oldest = self.of.iter().min_by_key(|(_, imms)| imms.keys().next().copied());
+            return oldest.map(|(maker, _)| *maker);
+        }
         let share = self.max / self.of.len().max(1);
         let pays = |maker: &Maker| self.of.get(maker).is_some_and(|imms| imms.len() > share);
         if let Some(maker) = [maker, self.heaviest].into_iter().find(pays) {

@@ -1,6 +1,8 @@
 //! What a domain promises about order, and what is refused for want of it. A fact about a wire, stated
 //! by the domain; nothing here finds it out.
 
+use kvasir_mutation::{Mutation, mutated};
+
 use super::OrderedBy;
 
 /// | domain | orders |
@@ -45,6 +47,7 @@ impl Ordering {
             (Ordering::RcQueuePair | Ordering::FencePerPeer, _)
             | (Ordering::WhenPlaced, OrderedBy::Host) => None,
             (Ordering::WhenPlaced, OrderedBy::Nic) => Some(Fallback::NoFence),
+            (Ordering::None, OrderedBy::Host) if mutated(Mutation::SignalWithoutPlacement) => None,
             (Ordering::None, _) => Some(Fallback::NotPlaced),
         }
     }

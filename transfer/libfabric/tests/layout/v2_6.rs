@@ -1,7 +1,7 @@
 //! Printed by `constants.c` from the headers of libfabric 2.6: see there.
 
 /// Structure, its size, and its fields with their offsets.
-pub const STRUCTURES: &[super::Structure] = &[
+pub(crate) const STRUCTURES: &[super::Structure] = &[
     ("fid", 24, &[("fclass", 0), ("context", 8), ("ops", 16)]),
     ("fi_ops", 56, &[("size", 0), ("close", 8), ("bind", 16), ("control", 24)]),
     (
@@ -214,7 +214,7 @@ pub const STRUCTURES: &[super::Structure] = &[
 ];
 
 /// Constant and its value.
-pub const VALUES: &[(&str, u64)] = &[
+pub(crate) const VALUES: &[(&str, u64)] = &[
     ("FI_MSG", 0x2),
     ("FI_RMA", 0x4),
     ("FI_READ", 0x100),

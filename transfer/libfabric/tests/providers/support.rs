@@ -16,11 +16,11 @@ use kvasir_transfer_libfabric::queue::{CompletionQueue, QueueOptions};
 use kvasir_transfer_libfabric::region::{Access, MemoryRegion, RemoteRegion};
 
 /// After this long something hangs; nothing is measured with it.
-pub const HANGS: Duration = Duration::from_secs(30);
+pub(crate) const HANGS: Duration = Duration::from_secs(30);
 
 /// Which provider, and how.
 #[derive(Debug, Clone, Copy)]
-pub struct Setting {
+pub(crate) struct Setting {
     pub provider: &'static str,
     /// Where sockets listen.
     pub source: Option<&'static str>,
@@ -33,7 +33,7 @@ pub struct Setting {
     pub arrival_sources: bool,
 }
 
-pub const TCP: Setting = Setting {
+pub(crate) const TCP: Setting = Setting {
     provider: "tcp",
     source: Some("127.0.0.1"),
     threading: Threading::Safe,
@@ -46,7 +46,7 @@ pub const TCP: Setting = Setting {
 /// The sender of a write that is refused is told nothing, and its way to that peer stays jammed (1.17),
 /// or it is told that the write is done (2.6). What counts is told by the receiver, who counts right.
 /// Nothing watches peers: the deadline is the caller's.
-pub const SHM: Setting = Setting {
+pub(crate) const SHM: Setting = Setting {
     provider: "shm",
     source: None,
     threading: Threading::Safe,
@@ -62,7 +62,7 @@ fn skipped(why: &dyn std::fmt::Display) {
 }
 
 /// One process's end.
-pub struct Side {
+pub(crate) struct Side {
     pub domain: Domain,
     pub queue: CompletionQueue,
     pub peers: AddressVector,
@@ -72,11 +72,11 @@ pub struct Side {
 }
 
 /// Two that know each other; `None` where there is no libfabric or no such provider.
-pub fn pair(setting: Setting) -> Option<(Side, Side)> {
+pub(crate) fn pair(setting: Setting) -> Option<(Side, Side)> {
     Some((side(setting, QueueOptions::default())?, side(setting, QueueOptions::default())?))
 }
 
-pub fn side(setting: Setting, options: QueueOptions) -> Option<Side> {
+pub(crate) fn side(setting: Setting, options: QueueOptions) -> Option<Side> {
     let library = Library::open().inspect_err(|error| skipped(error)).ok()?;
     let request = InfoRequest {
         provider: Some(setting.provider.into()),
@@ -96,57 +96,57 @@ pub fn side(setting: Setting, options: QueueOptions) -> Option<Side> {
 }
 
 /// Registered pages.
-pub struct Buffer {
+pub(crate) struct Buffer {
     pub pages: Arc<Pages>,
     pub region: MemoryRegion,
 }
 
 impl Side {
-    pub fn buffer(&self, bytes: usize) -> Buffer {
+    pub(crate) fn buffer(&self, bytes: usize) -> Buffer {
         self.buffer_for(bytes, Access::ALL)
     }
 
-    pub fn buffer_for(&self, bytes: usize, access: Access) -> Buffer {
+    pub(crate) fn buffer_for(&self, bytes: usize, access: Access) -> Buffer {
         let pages = Arc::new(Pages::new(bytes));
         let region = self.domain.register_range(pages.clone(), 0, bytes, access);
         Buffer { pages, region: region.expect("memory is registered") }
     }
 
-    pub fn peer(&self, other: &Side) -> Peer {
+    pub(crate) fn peer(&self, other: &Side) -> Peer {
         self.peers.insert(other.endpoint.name()).expect("the peer is inserted")
     }
 
-    pub fn poll(&mut self) {
+    pub(crate) fn poll(&mut self) {
         self.queue.poll(&mut self.told, 256).expect("the queue works");
     }
 
     /// Whether this operation succeeded.
-    pub fn is_done(&self, token: u64) -> bool {
+    pub(crate) fn is_done(&self, token: u64) -> bool {
         self.told.iter().any(|told| match told {
             Completion::Done { token: Token(done), .. } => *done == token,
             _ => false,
         })
     }
 
-    pub fn has_failed(&self, token: u64) -> bool {
+    pub(crate) fn has_failed(&self, token: u64) -> bool {
         self.told.iter().any(|told| {
             matches!(told, Completion::Failed { token: Token(failed), .. } if *failed == token)
         })
     }
 
     /// How many writes with this immediate have arrived.
-    pub fn arrivals(&self, immediate: u32) -> usize {
+    pub(crate) fn arrivals(&self, immediate: u32) -> usize {
         let is_it = |told: &&Completion| matches!(told, Completion::Arrived { immediate: Immediate(it), .. } if *it == immediate);
         self.told.iter().filter(is_it).count()
     }
 
-    pub fn post(&self, write: &Write) -> Result<(), PostError> {
+    pub(crate) fn post(&self, write: &Write) -> Result<(), PostError> {
         self.endpoint.write(write)
     }
 }
 
 /// Polls both until it is so.
-pub fn until(a: &mut Side, b: &mut Side, what: &str, is_so: impl Fn(&Side, &Side) -> bool) {
+pub(crate) fn until(a: &mut Side, b: &mut Side, what: &str, is_so: impl Fn(&Side, &Side) -> bool) {
     let started = Instant::now();
     while !is_so(a, b) {
         a.poll();
@@ -161,7 +161,7 @@ pub fn until(a: &mut Side, b: &mut Side, what: &str, is_so: impl Fn(&Side, &Side
 }
 
 /// Posts, polling both for as long as it is busy: connections are made on first use.
-pub fn post(a: &mut Side, b: &mut Side, mut it: impl FnMut(&Side) -> Result<(), PostError>) {
+pub(crate) fn post(a: &mut Side, b: &mut Side, mut it: impl FnMut(&Side) -> Result<(), PostError>) {
     let started = Instant::now();
     loop {
         match it(a) {
@@ -177,7 +177,7 @@ pub fn post(a: &mut Side, b: &mut Side, mut it: impl FnMut(&Side) -> Result<(), 
 }
 
 /// Polls both so often that whatever could still happen has happened, where nothing says so.
-pub fn settle(a: &mut Side, b: &mut Side) {
+pub(crate) fn settle(a: &mut Side, b: &mut Side) {
     let started = Instant::now();
     while started.elapsed() < Duration::from_millis(200) {
         a.poll();
@@ -186,7 +186,7 @@ pub fn settle(a: &mut Side, b: &mut Side) {
 }
 
 /// A write of the beginning of `from` to `to` at `offset`.
-pub fn write_of(
+pub(crate) fn write_of(
     peer: &Peer,
     from: &Buffer,
     bytes: usize,
@@ -203,6 +203,6 @@ pub fn write_of(
 }
 
 /// Bytes that differ from place to place and from seed to seed.
-pub fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
+pub(crate) fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
     (0..bytes).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8) ^ seed).collect()
 }

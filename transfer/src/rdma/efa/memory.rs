@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kvasir_mutation::{Mutation, mutated};
 use kvasir_transfer_libfabric::domain::Domain;
 use kvasir_transfer_libfabric::region::{
     Access, CloseError, Closed, InUse, MemoryRegion, RemoteRegion,
@@ -147,7 +148,9 @@ impl Landing {
         let ticket = self.ticket.fetch_add(1, Ordering::AcqRel) + 1;
         // It rings already where it is full.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
-        while state.open.range(..=last).any(|(_, settled)| *settled < ticket) {
+        while !mutated(Mutation::EfaRevocationDoesNotWait)
+            && state.open.range(..=last).any(|(_, settled)| *settled < ticket)
+        {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }

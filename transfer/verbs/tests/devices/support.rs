@@ -19,7 +19,7 @@ fn setting(name: &str) -> Option<String> {
 }
 
 /// A device with all that is made once on it.
-pub struct Lab {
+pub(crate) struct Lab {
     pub context: Context,
     pub pd: ProtectionDomain,
     pub path: LocalPath,
@@ -27,7 +27,7 @@ pub struct Lab {
 
 impl Lab {
     /// `None`, with a sentence, where there is no device. A device that was named must be there.
-    pub fn open() -> Option<Lab> {
+    pub(crate) fn open() -> Option<Lab> {
         if let Some(name) = setting("KVASIR_VERBS_LOOPBACK") {
             return Some(Lab::named(&name));
         }
@@ -54,11 +54,11 @@ impl Lab {
         Some(Lab { context, pd, path })
     }
 
-    pub fn queue(&self, completions: u32) -> CompletionQueue {
+    pub(crate) fn queue(&self, completions: u32) -> CompletionQueue {
         CompletionQueue::new(&self.context, completions, None).expect("a completion queue")
     }
 
-    pub fn memory(&self, bytes: usize) -> Registered {
+    pub(crate) fn memory(&self, bytes: usize) -> Registered {
         let buffer = Arc::new(Buffer::new(bytes).expect("memory"));
         let owner = Arc::clone(&buffer);
         let region = self.pd.register(owner, 0..bytes, RegionOptions::SHARED).expect("a region");
@@ -78,7 +78,7 @@ fn skip<T>(why: &str) -> Option<T> {
 }
 
 /// Two devices with a wire between them.
-pub fn wire() -> Option<(Lab, Lab)> {
+pub(crate) fn wire() -> Option<(Lab, Lab)> {
     let Some(names) = setting("KVASIR_VERBS_WIRE") else {
         // Where there is no device at all, that is the reason to give.
         Lab::open()?;
@@ -88,56 +88,56 @@ pub fn wire() -> Option<(Lab, Lab)> {
     Some((Lab::named(a), Lab::named(b)))
 }
 
-pub fn wire_is_slow() -> bool {
+pub(crate) fn wire_is_slow() -> bool {
     setting("KVASIR_VERBS_WIRE_IS_SLOW").as_deref() == Some("1")
 }
 
 /// A buffer and its registration.
-pub struct Registered {
+pub(crate) struct Registered {
     pub buffer: Arc<Buffer>,
     pub region: MemoryRegion,
 }
 
 impl Registered {
-    pub fn slice(&self, offset: usize, bytes: usize) -> LocalSlice {
+    pub(crate) fn slice(&self, offset: usize, bytes: usize) -> LocalSlice {
         self.region.slice(offset, bytes).expect("within the region")
     }
 
-    pub fn at(&self, offset: usize, bytes: usize) -> RemoteAddress {
+    pub(crate) fn at(&self, offset: usize, bytes: usize) -> RemoteAddress {
         self.region.remote().at(offset as u64, bytes as u64).expect("within the region")
     }
 
-    pub fn fill(&self, byte: u8) {
+    pub(crate) fn fill(&self, byte: u8) {
         self.write(0, &vec![byte; self.region.bytes()]);
     }
 
-    pub fn write(&self, offset: usize, bytes: &[u8]) {
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         self.buffer.write(offset, bytes).expect("within the buffer");
     }
 
-    pub fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
+    pub(crate) fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
         self.buffer.read(offset, bytes).expect("within the buffer")
     }
 
-    pub fn all(&self) -> Vec<u8> {
+    pub(crate) fn all(&self) -> Vec<u8> {
         self.read(0, self.region.bytes())
     }
 }
 
 /// Bytes that do not repeat soon.
-pub fn pattern(bytes: usize) -> Vec<u8> {
+pub(crate) fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i * 31 + i / 251) as u8).collect()
 }
 
 /// One end of a connection with completion queues of its own.
-pub struct End {
+pub(crate) struct End {
     pub qp: RcQueuePair,
     pub sends: CompletionQueue,
     pub receives: CompletionQueue,
 }
 
 impl End {
-    pub fn new(lab: &Lab, options: QueuePairOptions) -> End {
+    pub(crate) fn new(lab: &Lab, options: QueuePairOptions) -> End {
         let (sends, receives) = (lab.queue(512), lab.queue(512));
         let queues = CompletionQueues { send: &sends, receive: &receives };
         let psn = Psn::from_random(std::process::id() * 7919);
@@ -146,7 +146,7 @@ impl End {
     }
 
     /// The next `count` completions of one side, retired.
-    pub fn wait(&mut self, side: Side, count: usize) -> Vec<WorkCompletion> {
+    pub(crate) fn wait(&mut self, side: Side, count: usize) -> Vec<WorkCompletion> {
         let queue = match side {
             Side::Send => &self.sends,
             Side::Receive => &self.receives,
@@ -160,7 +160,7 @@ impl End {
     }
 
     /// Completions of both sides until the cut-off is complete.
-    pub fn drain(&mut self) -> Vec<WorkCompletion> {
+    pub(crate) fn drain(&mut self) -> Vec<WorkCompletion> {
         let mut all = Vec::new();
         let started = Instant::now();
         while !self.qp.is_drained() {
@@ -177,14 +177,14 @@ impl End {
     }
 
     /// Receives that only take the immediates of writes.
-    pub fn expect_imms(&mut self, count: usize) {
+    pub(crate) fn expect_imms(&mut self, count: usize) {
         let receive = Receive { into: &[], tag: WorkTag(0) };
         self.qp.post_receives(&vec![receive; count]).expect("room for receives");
     }
 }
 
 /// The next `count` completions, however long they take.
-pub fn poll(queue: &CompletionQueue, count: usize) -> Vec<WorkCompletion> {
+pub(crate) fn poll(queue: &CompletionQueue, count: usize) -> Vec<WorkCompletion> {
     let mut found = Vec::new();
     let started = Instant::now();
     while found.len() < count {
@@ -200,7 +200,7 @@ pub fn poll(queue: &CompletionQueue, count: usize) -> Vec<WorkCompletion> {
 }
 
 /// Two connected ends, on one device or two.
-pub fn pair(a: &Lab, b: &Lab, options: QueuePairOptions) -> (End, End) {
+pub(crate) fn pair(a: &Lab, b: &Lab, options: QueuePairOptions) -> (End, End) {
     let (mut left, mut right) = (End::new(a, options), End::new(b, options));
     let (to_left, to_right) = (left.qp.address(), right.qp.address());
     left.qp.connect(&to_right, &ConnectOptions::default()).expect("connected");
@@ -208,11 +208,11 @@ pub fn pair(a: &Lab, b: &Lab, options: QueuePairOptions) -> (End, End) {
     (left, right)
 }
 
-pub fn tags(completions: &[WorkCompletion]) -> Vec<Option<u32>> {
+pub(crate) fn tags(completions: &[WorkCompletion]) -> Vec<Option<u32>> {
     completions.iter().map(|completion| completion.tag().map(|tag| tag.0)).collect()
 }
 
-pub fn assert_success(completions: &[WorkCompletion]) {
+pub(crate) fn assert_success(completions: &[WorkCompletion]) {
     for completion in completions {
         let vendor = completion.vendor_error();
         assert!(completion.is_success(), "{} (vendor {vendor})", completion.status());

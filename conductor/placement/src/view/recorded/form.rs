@@ -16,11 +16,11 @@ use crate::selection::Selection;
 pub(super) mod exact {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&format_args!("{value:?}"))
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.parse().map_err(|_| D::Error::custom(format_args!("{text:?} is no number")))
     }
@@ -30,14 +30,14 @@ pub(super) mod exact {
 pub(super) mod exacts {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    pub fn serialize<S: Serializer, const N: usize>(
+    pub(crate) fn serialize<S: Serializer, const N: usize>(
         values: &[f64; N],
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(values.iter().map(|value| format!("{value:?}")))
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>, const N: usize>(
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>, const N: usize>(
         deserializer: D,
     ) -> Result<[f64; N], D::Error> {
         let texts = Vec::<String>::deserialize(deserializer)?;
@@ -56,11 +56,16 @@ pub(super) mod text {
 
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub fn serialize<S: Serializer>(value: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(
+        value: &Arc<str>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(value)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Arc<str>, D::Error> {
         String::deserialize(deserializer).map(Arc::from)
     }
 }
@@ -74,14 +79,14 @@ mod routing {
     #[derive(Serialize, Deserialize)]
     struct Written(#[serde(with = "RoutingForm")] Routing);
 
-    pub fn serialize<S: Serializer>(
+    pub(super) fn serialize<S: Serializer>(
         value: &Option<Routing>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         value.map(Written).serialize(serializer)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Routing>, D::Error> {
         Ok(Option::<Written>::deserialize(deserializer)?.map(|Written(routing)| routing))

@@ -19,7 +19,7 @@ use crate::routes::RoutedSpan;
 
 /// What is under way.
 #[derive(Debug, Default)]
-pub struct Selecting {
+pub(super) struct Selecting {
     scores: Vec<Sent<Best, Place>>,
     /// Holders were asked for scores of this layer.
     has_scored: bool,

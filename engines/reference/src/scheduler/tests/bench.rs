@@ -25,18 +25,18 @@ use crate::scheduler::{CheckedRequest, ChunkRequest, Job, Scheduler, SchedulerOp
 use crate::tail::EngineTail;
 use crate::text::TextOptions;
 
-pub const NAMESPACE: Namespace = Namespace([9; 16]);
-pub const PAGE: u32 = 64;
+pub(super) const NAMESPACE: Namespace = Namespace([9; 16]);
+pub(super) const PAGE: u32 = 64;
 
 /// A scheduler with its node, its model and its time.
-pub struct Bench {
+pub(super) struct Bench {
     pub node: FakeNode,
     pub model: ToyModel,
     pub now_us: Arc<AtomicU64>,
     pub scheduler: Scheduler<FakeNode, ToyModel>,
 }
 
-pub fn bench(options: SchedulerOptions) -> Bench {
+pub(super) fn bench(options: SchedulerOptions) -> Bench {
     let node = FakeNode::default();
     let model = ToyModel::new(options.block_tokens);
     let now_us = Arc::new(AtomicU64::new(1));
@@ -52,7 +52,7 @@ pub fn bench(options: SchedulerOptions) -> Bench {
     Bench { node, model, now_us, scheduler }
 }
 
-pub fn options() -> SchedulerOptions {
+pub(super) fn options() -> SchedulerOptions {
     SchedulerOptions {
         chunk_tokens: 100,
         block_tokens: PAGE,
@@ -64,7 +64,7 @@ pub fn options() -> SchedulerOptions {
 
 /// A request of so many tokens; its serial makes its prompt and its slots its own.
 #[derive(Clone)]
-pub struct Ask {
+pub(super) struct Ask {
     pub serial: u64,
     pub leg: Leg,
     pub prompt_tokens: u32,
@@ -74,7 +74,7 @@ pub struct Ask {
 }
 
 impl Ask {
-    pub fn new(leg: Leg, serial: u64, prompt_tokens: u32, max_tokens: u32) -> Self {
+    pub(super) fn new(leg: Leg, serial: u64, prompt_tokens: u32, max_tokens: u32) -> Self {
         let sampling = Sampling {
             temperature: 0.0,
             top_p: 1.0,
@@ -93,27 +93,27 @@ impl Ask {
         Ask { serial, leg, prompt_tokens, answer, rank_delay_us: 0, chunks: Vec::new() }
     }
 
-    pub fn share(&self) -> Share {
+    pub(super) fn share(&self) -> Share {
         let side = if self.leg == Leg::Decode { Side::Decode } else { Side::Prefill };
         Share { tx: TxId { conductor_incarnation: 0, serial: self.serial }, side }
     }
 
-    pub fn prompt(&self) -> Vec<u32> {
+    pub(super) fn prompt(&self) -> Vec<u32> {
         (0..u64::from(self.prompt_tokens))
             .map(|at| 1 + ((at * 31 + self.serial * 7) % u64::from(VOCAB - 1)) as u32)
             .collect()
     }
 
-    pub fn slots(&self) -> Vec<u32> {
+    pub(super) fn slots(&self) -> Vec<u32> {
         let first = self.serial as u32 * 20;
         (first..first + self.prompt_tokens.div_ceil(PAGE)).rev().collect()
     }
 
-    pub fn bound(&self, cached_tokens: u32) -> ToEngine {
+    pub(super) fn bound(&self, cached_tokens: u32) -> ToEngine {
         self.bound_to(self.slots(), cached_tokens, v1::BindStatus::Ok)
     }
 
-    pub fn bound_to(
+    pub(super) fn bound_to(
         &self,
         slots: Vec<u32>,
         cached_tokens: u32,
@@ -126,19 +126,19 @@ impl Ask {
         ToEngine::Bound(v1::Bound { tx, side, status, slots, cached_tokens, ephemeral })
     }
 
-    pub fn ready(&self, first_token: u32) -> ToEngine {
+    pub(super) fn ready(&self, first_token: u32) -> ToEngine {
         let first = v1::TokenOut { id: first_token, logprob: None, top: Vec::new() };
         let tx = Some(self.share().tx.into());
         ToEngine::Ready(v1::Ready { tx, tail: EngineTail::to_bytes(first) })
     }
 
-    pub fn stop(&self) -> ToEngine {
+    pub(super) fn stop(&self) -> ToEngine {
         let Share { tx, side } = self.share();
         let (tx, side) = (Some(tx.into()), side.to_wire());
         ToEngine::Stop(v1::Stop { tx, side, reason: "the lease ran out".into() })
     }
 
-    pub fn grown(&self, slots: Vec<u32>) -> ToEngine {
+    pub(super) fn grown(&self, slots: Vec<u32>) -> ToEngine {
         let Share { tx, side } = self.share();
         ToEngine::Grown(v1::Grown { tx: Some(tx.into()), side: side.to_wire(), slots })
     }
@@ -146,7 +146,7 @@ impl Ask {
 
 /// What a caller heard.
 #[derive(Debug, Default, PartialEq)]
-pub struct Answered {
+pub(super) struct Answered {
     pub cached: Option<u32>,
     pub tokens: Vec<u32>,
     pub text: String,
@@ -156,7 +156,7 @@ pub struct Answered {
 
 impl Answered {
     /// What was heard later comes behind.
-    pub fn extend(&mut self, later: Answered) {
+    pub(super) fn extend(&mut self, later: Answered) {
         let over = self.finished.is_some() || self.failed.is_some();
         assert!(!over || later == Answered::default(), "after the end: {later:?}");
         self.cached = self.cached.or(later.cached);
@@ -166,17 +166,17 @@ impl Answered {
         self.failed = later.failed.or(self.failed);
     }
 
-    pub fn reason(&self) -> Reason {
+    pub(super) fn reason(&self) -> Reason {
         self.finished.as_ref().expect("finished").reason()
     }
 }
 
-pub struct Caller {
+pub(super) struct Caller {
     pub events: mpsc::Receiver<EventResult>,
 }
 
 impl Caller {
-    pub fn heard(&mut self) -> Answered {
+    pub(super) fn heard(&mut self) -> Answered {
         let mut answered = Answered::default();
         while let Ok(event) = self.events.try_recv() {
             assert!(answered.finished.is_none() && answered.failed.is_none(), "after the end");
@@ -198,7 +198,7 @@ impl Caller {
 }
 
 impl Bench {
-    pub fn ask(&mut self, ask: &Ask) -> Caller {
+    pub(super) fn ask(&mut self, ask: &Ask) -> Caller {
         let (sink, events) = events::channel(ask.answer.max_tokens);
         let request = CheckedRequest {
             share: ask.share(),
@@ -220,14 +220,14 @@ impl Bench {
     }
 
     /// One round of the compute thread's loop; says whether a step was computed.
-    pub fn turn(&mut self) -> bool {
+    pub(super) fn turn(&mut self) -> bool {
         self.scheduler.handle_all().expect("the node is there");
         self.scheduler.sweep().expect("the node is there");
         self.scheduler.publish_load();
         self.scheduler.step().expect("the node is there")
     }
 
-    pub fn run(&mut self) {
+    pub(super) fn run(&mut self) {
         let mut turns = 0;
         while self.turn() {
             turns += 1;
@@ -236,7 +236,7 @@ impl Bench {
     }
 
     /// (step, first page, pages) as the node was told, for one share.
-    pub fn planned(&self, share: Share) -> Vec<(u32, u32, u32)> {
+    pub(super) fn planned(&self, share: Share) -> Vec<(u32, u32, u32)> {
         let mut planned = Vec::new();
         for message in self.node.messages() {
             if let Message::Plan(plan) = message {
@@ -250,7 +250,7 @@ impl Bench {
         planned
     }
 
-    pub fn commits(&self) -> Vec<(u32, Vec<BlockKey>)> {
+    pub(super) fn commits(&self) -> Vec<(u32, Vec<BlockKey>)> {
         let commit = |message| match message {
             Message::Commit(commit) => {
                 Some((commit.first_page, BlockKey::list(&commit.keys).expect("keys")))
@@ -260,7 +260,7 @@ impl Bench {
         self.node.messages().into_iter().filter_map(commit).collect()
     }
 
-    pub fn tail(&self) -> u32 {
+    pub(super) fn tail(&self) -> u32 {
         let tail = |message| match message {
             Message::FinishPrefill(finish) => EngineTail::first_token(&finish.tail, VOCAB),
             _ => None,
@@ -268,7 +268,7 @@ impl Bench {
         self.node.messages().into_iter().find_map(tail).expect("a tail").id
     }
 
-    pub fn computed(&self) -> u64 {
+    pub(super) fn computed(&self) -> u64 {
         self.scheduler.shared.metrics.prompt_tokens_computed.get()
     }
 }

@@ -5,12 +5,12 @@ use kvasir_proto::{BlockKey, Share, Side, SlotIndex};
 use super::{Engine, Open, World};
 
 /// A page of a share, its slot, and the key of its block, if it is full.
-pub type Writable = (Share, u32, SlotIndex, Option<BlockKey>);
+pub(super) type Writable = (Share, u32, SlotIndex, Option<BlockKey>);
 
 impl World {
     /// Of one of the engine's shares of the prefill side: the next pages of its prompt that the engine is to write,
     /// which it now does not.
-    pub fn take_writable(&mut self, nth: usize, pages_max: usize) -> Option<Vec<Writable>> {
+    pub(crate) fn take_writable(&mut self, nth: usize, pages_max: usize) -> Option<Vec<Writable>> {
         let epoch = self.epoch;
         let of_engine = |open: &&mut Open| {
             let prompt_pages = open.allocated.pages.len() as u32;
@@ -38,7 +38,7 @@ impl World {
     }
 
     /// Layers have come from the pool: as if the engine had written them.
-    pub fn carried(&mut self, share: Share, page: u32, is_whole: bool) {
+    pub(crate) fn carried(&mut self, share: Share, page: u32, is_whole: bool) {
         let open = self.open.get_mut(&share).expect("an open share");
         let key = open.request.keys.get(page as usize).copied();
         if is_whole {
@@ -49,12 +49,12 @@ impl World {
         }
     }
 
-    pub fn parent(&self, key: BlockKey) -> Option<BlockKey> {
+    pub(crate) fn parent(&self, key: BlockKey) -> Option<BlockKey> {
         self.parents[&key]
     }
 
     /// Of the nth of the engine's shares: itself, and the blocks of its prompt.
-    pub fn prompt_of_engine(&self, nth: usize) -> Option<(Share, Vec<BlockKey>)> {
+    pub(crate) fn prompt_of_engine(&self, nth: usize) -> Option<(Share, Vec<BlockKey>)> {
         let of_engine = |open: &&Open| matches!(open.engine, Engine::Working(epoch) | Engine::Waiting(epoch) if epoch == self.epoch);
         let open = self.open.values().filter(of_engine).nth(nth)?;
         Some((open.request.share, open.request.keys.clone()))

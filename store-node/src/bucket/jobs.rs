@@ -1,0 +1,138 @@
+//! The jobs that the node's thread gives to the task of the object store, and the reports that come back.
+
+use std::collections::VecDeque;
+
+use kvasir_blocks::{RiseError, SinkError, SsdBlock};
+use kvasir_proto::{BlockKey, Namespace, SlotIndex};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::ssd::thread::{ReadBlock, Shape};
+
+/// Jobs that wait for the task. The node keeps further ones.
+const JOBS_MAX: usize = 1_024;
+/// Reports that wait for the node. If there are more, the task waits.
+pub(crate) const REPORTS_MAX: usize = 1_024;
+
+/// What the node's thread asks for.
+#[derive(Debug)]
+pub(crate) enum Job {
+    Upload {
+        upload: u64,
+        block: SsdBlock,
+        from: Source,
+    },
+    Download {
+        rise: u64,
+        slot: SlotIndex,
+        block: SsdBlock,
+        shape: Shape,
+    },
+    /// Of an object everything, under whichever name.
+    Discard {
+        discard: u64,
+        namespace: Namespace,
+        key: BlockKey,
+    },
+}
+
+/// Where the bytes of a block come from.
+#[derive(Debug)]
+pub(crate) enum Source {
+    /// With the checksum that it must have.
+    Slot { slot: SlotIndex, checksum: Option<u64>, shape: Shape },
+    /// Read by the thread beside the SSD.
+    Ssd(oneshot::Receiver<Result<ReadBlock, SinkError>>),
+    /// The object store has them under another name, which is not there any more when the upload has ended well.
+    Bucket(SsdBlock),
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// All that is there, but what is over. So many more there are, and so many that are none of ours.
+    Listed {
+        blocks: Vec<SsdBlock>,
+        left_out: u64,
+        foreign: u64,
+    },
+    /// Whether it can be used, and in words.
+    State {
+        usable: bool,
+        state: String,
+    },
+    Uploaded {
+        upload: u64,
+        result: Result<(), SinkError>,
+        why: Option<String>,
+    },
+    Risen {
+        rise: u64,
+        result: Result<u64, RiseError>,
+        why: Option<String>,
+    },
+    /// So many objects were deleted, and so many could not be.
+    Deleted {
+        deleted: u64,
+        failed: u64,
+    },
+    /// So many names were deleted, and whether nothing of the object is there.
+    Discarded {
+        discard: u64,
+        deleted: u64,
+        is_gone: bool,
+        why: Option<String>,
+    },
+}
+
+/// Where reports go; the task waits while there is no room.
+pub(crate) struct Reports {
+    pub sender: mpsc::Sender<Report>,
+    /// Wakes the node.
+    pub ring: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Reports {
+    pub(crate) async fn post(&self, report: Report) {
+        // Refused only when the node's thread has ended.
+        let _ = self.sender.send(report).await;
+        (self.ring)();
+    }
+}
+
+/// The node's end. Dropping it ends the task.
+#[derive(Debug)]
+pub(crate) struct BucketTask {
+    jobs: mpsc::Sender<Job>,
+    /// Jobs for which the queue had no room: bounded by what the block core has under way.
+    backlog: VecDeque<Job>,
+}
+
+impl BucketTask {
+    /// The node's end, and the end of the task that works for it.
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Job>) {
+        let (jobs, receiver) = mpsc::channel(JOBS_MAX);
+        (BucketTask { jobs, backlog: VecDeque::new() }, receiver)
+    }
+
+    /// Hands a job over without waiting.
+    pub(crate) fn give(&mut self, job: Job) {
+        self.backlog.push_back(job);
+        self.flush();
+    }
+
+    /// Hands over what there was no room for. Answers whether some still waits.
+    pub(crate) fn flush(&mut self) -> bool {
+        while let Some(job) = self.backlog.pop_front() {
+            match self.jobs.try_send(job) {
+                Ok(()) => {}
+                Err(mpsc::error::TrySendError::Full(job)) => {
+                    self.backlog.push_front(job);
+                    return true;
+                }
+                // The runtime ends, and the node with it.
+                Err(mpsc::error::TrySendError::Closed(_)) => return false,
+            }
+        }
+        false
+    }
+}

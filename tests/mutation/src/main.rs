@@ -1,0 +1,295 @@
+//! Applies one mutation after the other in one mutation build, and reports which test finds it.
+//!
+//! `cargo run -p kvasir-mutation -- [--list] [--again] [NAME...]`; see `README.md`.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for a terminal")]
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output};
+
+use kvasir_mutation::points::{self, ALL, Finder, Point};
+
+const USAGE: &str = "usage: kvasir-mutation [--list] [--again] [NAME...]\n\n\
+    Applies each mutation (or those that are named) and runs the test that must find it.\n\
+    --list   print the mutations and end\n\
+    --again  forget the results of earlier runs on this source tree";
+const CLUSTER_SEEDS: &str = "1000";
+const FAILOVER_SEEDS: &str = "300";
+/// A suite without seeds may miss a mutation by luck.
+const TRIES_MAX: u32 = 5;
+/// Seconds. A test that does not end says nothing about the fault.
+const SUITE_TIMEOUT: &str = "3600";
+/// The exit status of `timeout` when the time is over.
+const TIMED_OUT: i32 = 124;
+
+fn main() -> ExitCode {
+    match run(std::env::args().skip(1)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(sentence) => {
+            eprintln!("{sentence}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether every mutation was found.
+fn run(arguments: impl Iterator<Item = String>) -> Result<bool, String> {
+    let mut names = Vec::new();
+    let (mut lists, mut again) = (false, false);
+    for argument in arguments {
+        match argument.as_str() {
+            "--list" => lists = true,
+            "--again" => again = true,
+            flag if flag.starts_with('-') => return Err(USAGE.to_owned()),
+            name => names.push(point(name)?),
+        }
+    }
+    let selected = if names.is_empty() { ALL.to_vec() } else { names };
+    if lists {
+        for Point { name, effect, finder, .. } in selected {
+            println!("{name}: {} [{}]", effect.trim(), suite(finder).join(" "));
+        }
+        return Ok(true);
+    }
+    let workshop = Workshop::open()?;
+    if again {
+        workshop.forget()?;
+    }
+    workshop.find_all(&selected)
+}
+
+fn point(name: &str) -> Result<Point, String> {
+    points::find(name).ok_or_else(|| format!("no mutation is called {name}; see --list"))
+}
+
+/// The command, without the program that limits its time.
+fn suite(finder: Finder) -> Vec<&'static str> {
+    match finder {
+        Finder::ClusterSimulation => words(
+            "cargo test -q -p kvasir-cluster-sim --test simulation \
+             whatever_fails_nothing_happens_that_must_not",
+        ),
+        Finder::FailoverSimulation => {
+            words("cargo test -q -p kvasir-transfer --test sim_failover whatever_fails")
+        }
+        Finder::Tests(arguments) => [words("cargo test -q"), words(arguments)].concat(),
+        Finder::VirtualMachine(_) => words("tests/verbs-vm/run -p kvasir-transfer --test parts"),
+    }
+}
+
+fn words(text: &'static str) -> Vec<&'static str> {
+    text.split_whitespace().collect()
+}
+
+/// What a suite did under a mutation.
+enum Verdict {
+    /// It failed; the first words about it.
+    Found(String),
+    /// It passed.
+    Missed,
+    /// It said nothing about the mutation.
+    Broken(String),
+}
+
+/// Where mutations are built, and the results for one source tree.
+struct Workshop {
+    root: PathBuf,
+    target: PathBuf,
+    results: PathBuf,
+}
+
+impl Workshop {
+    fn open() -> Result<Workshop, String> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let root = root.canonicalize().map_err(|error| error.to_string())?;
+        let target = root.join("target/mutation");
+        fs::create_dir_all(&target).map_err(|error| format!("{}: {error}", target.display()))?;
+        let tree = source_tree(&root, &target)?;
+        let results = target.join(format!("found-{tree}.tsv"));
+        println!("results: {}", results.display());
+        Ok(Workshop { root, target, results })
+    }
+
+    fn forget(&self) -> Result<(), String> {
+        match fs::remove_file(&self.results) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(format!("{}: {error}", self.results.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The findings of earlier runs on this tree. A line that was cut off is ignored.
+    fn earlier(&self) -> BTreeMap<String, String> {
+        let text = fs::read_to_string(&self.results).unwrap_or_default();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let row =
+            |line: &str| line.split_once('\t').map(|(name, found)| (name.into(), found.into()));
+        whole.lines().filter_map(row).collect()
+    }
+
+    fn note(&self, name: &str, found: &str) -> Result<(), String> {
+        let file = OpenOptions::new().create(true).append(true).open(&self.results);
+        file.and_then(|mut file| writeln!(file, "{name}\t{found}"))
+            .map_err(|error| format!("{}: {error}", self.results.display()))
+    }
+
+    fn find_all(&self, selected: &[Point]) -> Result<bool, String> {
+        let mut earlier = self.earlier();
+        let mut missed = Vec::new();
+        for &Point { name, finder, .. } in selected {
+            if let Some(found) = earlier.get(name) {
+                println!("{name}: found earlier: {found}");
+                continue;
+            }
+            let suite = suite(finder);
+            // A finder that fails without a mutation finds nothing.
+            if let Entry::Vacant(baseline) = earlier.entry(format!("{finder:?}")) {
+                match self.verdict(finder, None) {
+                    Verdict::Missed => self.note(baseline.key(), "passes without a mutation")?,
+                    Verdict::Found(why) | Verdict::Broken(why) => {
+                        let suite = suite.join(" ");
+                        return Err(format!("without a mutation this fails: {suite}: {why}"));
+                    }
+                }
+                baseline.insert(String::new());
+            }
+            match self.search(finder, name) {
+                Verdict::Found(what) => {
+                    println!("{name}: found: {what}");
+                    self.note(name, &what)?;
+                }
+                Verdict::Missed => {
+                    println!("{name}: NOT FOUND by `{}`", suite.join(" "));
+                    missed.push(name);
+                }
+                Verdict::Broken(why) => {
+                    println!("{name}: {why}");
+                    missed.push(name);
+                }
+            }
+        }
+        println!("{} of {} mutations found", selected.len() - missed.len(), selected.len());
+        Ok(missed.is_empty())
+    }
+
+    fn search(&self, finder: Finder, name: &str) -> Verdict {
+        let tries = if matches!(finder, Finder::Tests(_)) { TRIES_MAX } else { 1 };
+        for _ in 1..tries {
+            let verdict = self.verdict(finder, Some(name));
+            if !matches!(verdict, Verdict::Missed) {
+                return verdict;
+            }
+        }
+        self.verdict(finder, Some(name))
+    }
+
+    fn verdict(&self, finder: Finder, mutation: Option<&str>) -> Verdict {
+        let output = match self.run(finder, mutation) {
+            Ok(output) => output,
+            Err(error) => return Verdict::Broken(format!("`timeout` cannot be started: {error}")),
+        };
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        let log = self.target.join("last.log");
+        let _ = fs::write(&log, text.as_bytes());
+        if output.status.success() {
+            return match text.lines().any(ran_a_test) {
+                true => Verdict::Missed,
+                false => Verdict::Broken(format!("no test ran; see {}", log.display())),
+            };
+        }
+        let broken = |what: &str| Verdict::Broken(format!("{what}; see {}", log.display()));
+        match output.status.code() {
+            Some(TIMED_OUT) => broken("the tests do not end"),
+            _ if text.contains("error: could not compile") => broken("it does not build"),
+            _ => first_words(&text).map_or_else(|| broken("no test failed"), Verdict::Found),
+        }
+    }
+
+    fn run(&self, finder: Finder, mutation: Option<&str>) -> std::io::Result<Output> {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=10", SUITE_TIMEOUT]).args(suite(finder));
+        command.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target);
+        command.env("RUSTFLAGS", "--cfg kvasir_mutations").env("RUST_BACKTRACE", "0");
+        command.env_remove("KVASIR_MUTATION").envs(mutation.map(|name| ("KVASIR_MUTATION", name)));
+        let seeds = match finder {
+            Finder::ClusterSimulation => CLUSTER_SEEDS,
+            _ => FAILOVER_SEEDS,
+        };
+        command.env("KVASIR_SIM_SEED", "0").env("KVASIR_SIM_SEEDS", seeds);
+        // A failing seed is not reduced: only that it fails is asked.
+        command.env("KVASIR_SIM_SHRINK", "0").env("KVASIR_VERBS_VM_SECONDS", "600");
+        if let Finder::VirtualMachine(filter) = finder {
+            command.env("KVASIR_VERBS_VM_FILTER", filter);
+        }
+        command.output()
+    }
+}
+
+/// The hash of the tree of all files that are not ignored, as Git computes it.
+fn source_tree(root: &Path, target: &Path) -> Result<String, String> {
+    let index = target.join("index");
+    let git = |arguments: &[&str]| {
+        let mut command = Command::new("git");
+        command.arg("-C").arg(root).args(arguments).env("GIT_INDEX_FILE", &index);
+        let output = command.output().map_err(|error| format!("git cannot be started: {error}"))?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+            false => Err(format!("git: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        }
+    };
+    git(&["add", "--all"])?;
+    git(&["write-tree"])
+}
+
+/// Whether a line is the closing line of a test program that ran at least one test.
+fn ran_a_test(line: &str) -> bool {
+    line.starts_with("test result: ") && !line.contains(" 0 passed")
+}
+
+/// The first words that a test has for its failure: the seed and the checker of a simulation, or a panic.
+fn first_words(text: &str) -> Option<String> {
+    let seed = text.lines().find(|line| line.starts_with("seed ") && line.contains(": "));
+    let panic = || {
+        let mut lines = text.lines().skip_while(|line| !line.contains("panicked at"));
+        lines.next().map(|place| lines.next().filter(|said| !said.is_empty()).unwrap_or(place))
+    };
+    let words = seed.or_else(panic)?.replace('\t', " ");
+    Some(words.chars().take(160).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_told_by_its_seed_or_by_its_panic() {
+        let check = |text: &str, want: Option<&str>| assert_eq!(first_words(text).as_deref(), want);
+        check("running\nseed 7: I3 bytes at 12 us: x\nmore", Some("seed 7: I3 bytes at 12 us: x"));
+        check("thread 'a' panicked at b.rs:1:2:\nleft is right\n", Some("left is right"));
+        check("thread 'a' panicked at b.rs:1:2:", Some("thread 'a' panicked at b.rs:1:2:"));
+        check("signal: 11, SIGSEGV", None);
+        check("", None);
+    }
+
+    #[test]
+    fn a_suite_that_ran_no_test_is_noticed() {
+        assert!(ran_a_test("test result: ok. 3 passed; 0 failed; 0 ignored"));
+        assert!(!ran_a_test("test result: ok. 0 passed; 0 failed; 9 filtered out"));
+    }
+
+    #[test]
+    fn names_are_unique_and_each_is_found_by_itself() {
+        for point in ALL {
+            let found = points::find(point.name).expect("it is in the list");
+            assert_eq!(found.mutation, point.mutation, "{}", point.name);
+        }
+        assert!(point("NoSuchMutation").is_err());
+    }
+}
