@@ -91,7 +91,7 @@ impl Backend {
     /// Reads the server's key, if it has one.
     ///
     /// # Errors
-    /// A sentence that names what is wrong.
+    /// A sentence that names the wrong setting.
     pub(super) fn load(config: &BackendConfig) -> Result<Backend, String> {
         let BackendConfig { model, url, upstream_model, api_key_file, requests_running_max } =
             config;

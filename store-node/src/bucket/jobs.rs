@@ -13,7 +13,7 @@ const JOBS_MAX: usize = 1_024;
 /// Reports that wait for the node. If there are more, the task waits.
 pub(crate) const REPORTS_MAX: usize = 1_024;
 
-/// What the node's thread asks for.
+/// A request of the node's thread.
 #[derive(Debug)]
 pub(crate) enum Job {
     Upload {
