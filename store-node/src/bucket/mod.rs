@@ -36,36 +36,55 @@ use tokio::runtime::Handle;
 use self::jobs::{BucketTask, Reports};
 use crate::config::ObjectStore;
 
-/// Starts the task on `runtime`, if an object store is configured. Whether it answers is found out later.
+/// Starts the task on `runtime`, if an object store is configured. The task finds out later whether the object store
+/// answers.
 ///
 /// # Errors
-/// A sentence: the settings do not fit, or a file cannot be read.
-#[cfg(feature = "object-store")]
+/// A sentence: this program has no client for the object store, the settings are invalid, or a file cannot be read.
+#[cfg_attr(
+    not(feature = "object-store"),
+    expect(unused_variables, reason = "only the task uses them")
+)]
 pub(crate) fn start(
     runtime: &Handle,
     config: &ObjectStore,
     slots: Arc<SharedMemory>,
     reports: Reports,
 ) -> Result<Option<BucketTask>, String> {
-    let Some(opened) = open::open(config)? else { return Ok(None) };
-    Ok(Some(worker::start(runtime, config.clone(), opened, slots, reports)))
+    require_client(config, cfg!(feature = "object-store"))?;
+    #[cfg(feature = "object-store")]
+    if let Some(opened) = open::open(config)? {
+        return Ok(Some(worker::start(runtime, config.clone(), opened, slots, reports)));
+    }
+    Ok(None)
 }
 
-/// Without the feature `object-store` there is nothing to start.
-///
-/// # Errors
-/// A sentence with the command that builds what is missing, if an object store is configured.
-#[cfg(not(feature = "object-store"))]
-pub(crate) fn start(
-    _: &Handle,
-    config: &ObjectStore,
-    _: Arc<SharedMemory>,
-    _: Reports,
-) -> Result<Option<BucketTask>, String> {
-    match config.place()? {
-        None => Ok(None),
-        Some(_) => Err("`object_store.url` is set, but this program was built without the object store's client: \
-                        build it with `cargo build --release -p kvasir --features object-store`"
-            .into()),
+/// Refuses an object store that this program cannot talk to.
+fn require_client(config: &ObjectStore, has_client: bool) -> Result<(), String> {
+    if config.place()?.is_none() || has_client {
+        return Ok(());
+    }
+    Err("`object_store.url` is set, but this program was built without the object store's client: build it with \
+         `cargo build --release -p kvasir --features object-store`"
+        .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_store_is_refused_by_a_program_without_its_client() {
+        let config = |url: Option<&str>| ObjectStore {
+            url: url.map(str::to_owned),
+            ..ObjectStore::default()
+        };
+        let (none, some) = (config(None), config(Some("s3://blocks/cluster")));
+        assert_eq!(require_client(&none, false), Ok(()));
+        assert_eq!(require_client(&some, true), Ok(()));
+        let error = require_client(&some, false).expect_err("there is no client");
+        assert!(error.contains("`object_store.url`"), "{error}");
+        assert!(error.contains("--features object-store"), "{error}");
+        assert!(require_client(&config(Some("ftp://x")), false).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! Applies one mutation after the other in one mutation build, and reports which test finds it.
 //!
-//! `cargo run -p kvasir-mutation -- [--list] [--again] [NAME...]`; see `README.md`.
+//! `cargo run -p kvasir-mutation -- [--list | --table] [--again] [NAME...]`; see `README.md`.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for a terminal")]
 
@@ -13,9 +13,10 @@ use std::process::{Command, ExitCode, Output};
 
 use kvasir_mutation::points::{self, ALL, Finder, Point};
 
-const USAGE: &str = "usage: kvasir-mutation [--list] [--again] [NAME...]\n\n\
+const USAGE: &str = "usage: kvasir-mutation [--list | --table] [--again] [NAME...]\n\n\
     Applies each mutation (or those that are named) and runs the test that must find it.\n\
     --list   print the mutations and end\n\
+    --table  print the results of earlier runs on this source tree as a table and end\n\
     --again  forget the results of earlier runs on this source tree";
 const CLUSTER_SEEDS: &str = "1000";
 const FAILOVER_SEEDS: &str = "300";
@@ -40,10 +41,11 @@ fn main() -> ExitCode {
 /// Whether every mutation was found.
 fn run(arguments: impl Iterator<Item = String>) -> Result<bool, String> {
     let mut names = Vec::new();
-    let (mut lists, mut again) = (false, false);
+    let (mut lists, mut tabulates, mut again) = (false, false, false);
     for argument in arguments {
         match argument.as_str() {
             "--list" => lists = true,
+            "--table" => tabulates = true,
             "--again" => again = true,
             flag if flag.starts_with('-') => return Err(USAGE.to_owned()),
             name => names.push(point(name)?),
@@ -57,10 +59,33 @@ fn run(arguments: impl Iterator<Item = String>) -> Result<bool, String> {
         return Ok(true);
     }
     let workshop = Workshop::open()?;
+    if tabulates {
+        println!("{}", table(&selected, &workshop.earlier()));
+        return Ok(true);
+    }
     if again {
         workshop.forget()?;
     }
     workshop.find_all(&selected)
+}
+
+/// The findings as Markdown.
+fn table(selected: &[Point], earlier: &BTreeMap<String, String>) -> String {
+    let mut table =
+        String::from("| mutation | finder | first words of the failure |\n| --- | --- | --- |");
+    for &Point { name, finder, .. } in selected {
+        let finder = match finder {
+            Finder::ClusterSimulation => "cluster simulation".to_owned(),
+            Finder::FailoverSimulation => "failover simulation".to_owned(),
+            Finder::Tests(arguments) => format!("`{arguments}`"),
+            Finder::VirtualMachine(filter) => format!("virtual machine, `{filter}`"),
+        };
+        let found = earlier.get(name).map_or("not found yet", |found| found.as_str());
+        // A bar would end the cell, and a backquote the code.
+        let found = found.replace('|', "/").replace('`', "'");
+        table += &format!("\n| `{name}` | {finder} | `{found}` |");
+    }
+    table
 }
 
 fn point(name: &str) -> Result<Point, String> {
@@ -111,7 +136,7 @@ impl Workshop {
         fs::create_dir_all(&target).map_err(|error| format!("{}: {error}", target.display()))?;
         let tree = source_tree(&root, &target)?;
         let results = target.join(format!("found-{tree}.tsv"));
-        println!("results: {}", results.display());
+        eprintln!("results: {}", results.display());
         Ok(Workshop { root, target, results })
     }
 
@@ -255,10 +280,17 @@ fn ran_a_test(line: &str) -> bool {
 
 /// The first words that a test has for its failure: the seed and the checker of a simulation, or a panic.
 fn first_words(text: &str) -> Option<String> {
-    let seed = text.lines().find(|line| line.starts_with("seed ") && line.contains(": "));
+    let mut lines = text.lines();
+    // A simulation may print a list below its seed.
+    let seed = lines.find(|line| line.starts_with("seed ") && line.contains(": "));
+    let seed = seed.map(|line| match line.strip_suffix('[') {
+        Some(start) => format!("{start}{}", lines.next().unwrap_or_default().trim()),
+        None => line.to_owned(),
+    });
     let panic = || {
         let mut lines = text.lines().skip_while(|line| !line.contains("panicked at"));
-        lines.next().map(|place| lines.next().filter(|said| !said.is_empty()).unwrap_or(place))
+        let place = lines.next()?;
+        Some(lines.next().filter(|said| !said.is_empty()).unwrap_or(place).to_owned())
     };
     let words = seed.or_else(panic)?.replace('\t', " ");
     Some(words.chars().take(160).collect())
@@ -272,6 +304,7 @@ mod tests {
     fn a_failure_is_told_by_its_seed_or_by_its_panic() {
         let check = |text: &str, want: Option<&str>| assert_eq!(first_words(text).as_deref(), want);
         check("running\nseed 7: I3 bytes at 12 us: x\nmore", Some("seed 7: I3 bytes at 12 us: x"));
+        check("seed 7: [\n    I6 leases,\n]", Some("seed 7: I6 leases,"));
         check("thread 'a' panicked at b.rs:1:2:\nleft is right\n", Some("left is right"));
         check("thread 'a' panicked at b.rs:1:2:", Some("thread 'a' panicked at b.rs:1:2:"));
         check("signal: 11, SIGSEGV", None);
@@ -282,6 +315,19 @@ mod tests {
     fn a_suite_that_ran_no_test_is_noticed() {
         assert!(ran_a_test("test result: ok. 3 passed; 0 failed; 0 ignored"));
         assert!(!ran_a_test("test result: ok. 0 passed; 0 failed; 9 filtered out"));
+    }
+
+    #[test]
+    fn a_table_has_a_row_for_each_mutation() {
+        let selected = [point("TombstoneOmitted"), point("LeaseOrderReversed")];
+        let selected = selected.map(|point| point.expect("it is in the list"));
+        let earlier =
+            BTreeMap::from([("LeaseOrderReversed".to_owned(), "seed 21: `a` | b".to_owned())]);
+        let rows: Vec<String> =
+            table(&selected, &earlier).lines().skip(2).map(str::to_owned).collect();
+        assert_eq!(rows.len(), 2);
+        assert!(rows[0].ends_with("| `not found yet` |"), "{}", rows[0]);
+        assert_eq!(rows[1], "| `LeaseOrderReversed` | cluster simulation | `seed 21: 'a' / b` |");
     }
 
     #[test]

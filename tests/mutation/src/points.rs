@@ -62,7 +62,7 @@ mutations! {
     /// An expired put frees its slots while its client may still write to them.
     PutSlotsFreedWhileWriting: Finder::ClusterSimulation,
     /// A late confirmation of a failed attempt to cut off a writer counts for the next attempt.
-    StaleCutConfirmationCounts: Finder::ClusterSimulation,
+    StaleCutConfirmationCounts: Finder::Tests("-p kvasir-blocks --lib writers"),
     /// A node acknowledges a context of two replicas when it has one.
     MissingReplicaIgnored: Finder::ClusterSimulation,
     /// Cleaning gives a moved extent a generation newer than concurrent writes of its block.
@@ -229,7 +229,7 @@ mutations! {
     /// On an unordered network the last piece of a write carries its count.
     EfaCountWithLastPiece: Finder::Tests("-p kvasir-transfer --test parts -- --exact efa::a_write_of_many_posts_is_counted_only_after_the_last_byte"),
     /// A revocation over EFA does not wait until in-flight writes have landed.
-    EfaRevocationDoesNotWait: Finder::Tests("-p kvasir-transfer --test contract efa_tcp::a_revocation_waits"),
+    EfaRevocationDoesNotWait: Finder::Tests("-p kvasir-transfer --lib whoever_ends_a_registration"),
     /// A session whose queued operations have all ended is not idle.
     EndedOperationKeepsSessionBusy: Finder::Tests("-p kvasir-transfer-core --test rails"),
     /// Ended operations stay in a queue that no path reads.

@@ -12,11 +12,11 @@
 pub(crate) mod exchange;
 mod leases;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dashmap::DashMap;
 use futures::future::join_all;
 use kvasir_proto::v1::routes_client::RoutesClient;
 use kvasir_proto::{Namespace, TxId, v1};
@@ -108,7 +108,7 @@ pub(crate) struct Router {
     shape: Shape,
     call_timeout: Duration,
     /// By the holder's address.
-    places: Mutex<HashMap<String, Arc<Place>>>,
+    places: DashMap<String, Arc<Place>>,
 }
 
 /// One holder.
@@ -118,6 +118,16 @@ struct Place {
     /// Of each rank, if there is one. One request at a time opens it, and those that want another holder do not wait
     /// for it.
     sessions: Vec<tokio::sync::Mutex<Option<Arc<Session>>>>,
+}
+
+impl Place {
+    /// Whether a session is open, as far as that can be seen without waiting.
+    fn has_live_session(&self) -> bool {
+        self.sessions.iter().any(|session| {
+            let session = session.try_lock();
+            session.is_ok_and(|it| it.as_ref().is_some_and(|session| !session.is_lost()))
+        })
+    }
 }
 
 /// Room for a step of so many sequences and tokens, of the heads of one rank.
@@ -173,7 +183,7 @@ impl Router {
             size: session_size((parts, tokens, heads_of_rank(config, model)), model, dtype),
             ranks: config.routes.ranks,
         };
-        let (requester, places) = (OnceCell::new(), Mutex::default());
+        let (requester, places) = (OnceCell::new(), DashMap::new());
         let call_timeout = Duration::from_millis(config.routes.call_timeout_ms.into());
         Router { options: options(config), registry, requester, shape, call_timeout, places }
     }
@@ -322,25 +332,16 @@ impl Router {
     }
 
     fn place(&self, node: &str) -> Result<Arc<Place>, Status> {
-        // Nothing panics under the lock.
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_live = |session: &Arc<Session>| !session.is_lost();
-        // Of holders that are gone nothing is kept.
-        places.retain(|of, place| {
-            let lives = |session: &tokio::sync::Mutex<Option<Arc<Session>>>| {
-                session.try_lock().is_ok_and(|session| session.as_ref().is_some_and(is_live))
-            };
-            let taken = of == node || Arc::strong_count(place) > 1;
-            taken || place.sessions.iter().any(lives)
+        // A holder that is gone leaves nothing behind.
+        self.places.retain(|of, place| {
+            of == node || Arc::strong_count(place) > 1 || place.has_live_session()
         });
-        if let Some(place) = places.get(node) {
-            return Ok(Arc::clone(place));
-        }
-        let channel = connect(node, self.call_timeout)?;
-        let sessions = (0..self.shape.ranks).map(|_| tokio::sync::Mutex::default()).collect();
-        let place = Arc::new(Place { channel, sessions });
-        places.insert(node.to_owned(), Arc::clone(&place));
-        Ok(place)
+        let place = self.places.entry(node.to_owned()).or_try_insert_with(|| {
+            let channel = connect(node, self.call_timeout)?;
+            let sessions = (0..self.shape.ranks).map(|_| tokio::sync::Mutex::default()).collect();
+            Ok::<_, Status>(Arc::new(Place { channel, sessions }))
+        })?;
+        Ok(Arc::clone(&place))
     }
 
     /// Query and partial bytes, as they were counted here.

@@ -13,12 +13,12 @@ mod selection;
 mod session;
 mod slot;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use dashmap::DashMap;
 use kvasir_transfer::memory::{MemoryError, Prefault};
 use kvasir_transfer::{
     Completion, ConnectError, Domain, Endpoint, Handlers, PeerEvent, PeerId, RegionDesc,
@@ -136,7 +136,8 @@ pub struct Grant {
     pub query_imm: u32,
 }
 
-type Sessions = Mutex<BTreeMap<PeerId, Vec<Weak<Rings>>>>;
+/// The sessions with each holder. The transfer engine's thread removes those of a lost holder.
+type Sessions = DashMap<PeerId, Vec<Weak<Rings>>>;
 
 /// See the module.
 #[derive(Debug)]
@@ -144,11 +145,6 @@ pub struct Requester {
     core: Arc<Core>,
     sessions: Arc<Sessions>,
     next_imm: AtomicU32,
-}
-
-fn lock(sessions: &Sessions) -> MutexGuard<'_, BTreeMap<PeerId, Vec<Weak<Rings>>>> {
-    // Nothing panics under the lock.
-    sessions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Requester {
@@ -161,10 +157,9 @@ impl Requester {
         let handlers = Handlers {
             on_peer: Box::new(move |event| {
                 let PeerEvent::SessionLost { peer, .. } = event else { return };
-                for rings in lock(&lost_sessions).remove(&peer).into_iter().flatten() {
-                    if let Some(rings) = rings.upgrade() {
-                        rings.lose();
-                    }
+                let lost = lost_sessions.remove(&peer).map(|(_, lost)| lost).unwrap_or_default();
+                for rings in lost.iter().filter_map(Weak::upgrade) {
+                    rings.lose();
                 }
                 lost_gate.open();
             }),
@@ -230,8 +225,7 @@ impl Requester {
         let peer = self.core.transfer.connect(&endpoint)?;
         let rings = Arc::new(Rings::new(size.depth));
         {
-            let mut sessions = lock(&self.sessions);
-            let of_peer = sessions.entry(peer).or_default();
+            let mut of_peer = self.sessions.entry(peer).or_default();
             of_peer.retain(|rings| rings.strong_count() > 0);
             of_peer.push(Arc::downgrade(&rings));
         }

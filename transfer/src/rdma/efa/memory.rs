@@ -208,6 +208,8 @@ mod tests {
             }
             landing.endpoint_opened(6);
             landing.endpoint_settled(3, 0);
+            // Time for the other thread to return too early.
+            std::thread::sleep(std::time::Duration::from_millis(20));
             assert!(!waits.is_finished(), "that was said of something earlier");
             for number in 3..6 {
                 assert!(!waits.is_finished(), "{number} is open");
