@@ -20,8 +20,7 @@ use std::time::Instant;
 
 use kvasir_blocks::moving::pages::Pages;
 use kvasir_blocks::{Allocate, AttachEpoch, Blocks, Eviction, Options, SsdBlock, SsdSize};
-use kvasir_proto::layout::Run;
-use kvasir_proto::{BlockKey, Class, Namespace, Share, Side, SlotLayout, TxId};
+use kvasir_proto::{BlockKey, Class, Namespace, Share, Side, SlotLayout, SlotRun, TxId};
 
 const BLOCKS: u32 = 1_000_000;
 const CHAIN: u32 = 1_000;
@@ -134,8 +133,8 @@ impl Table {
             finished_max: 0,
             ..Options::default()
         };
-        let run = |at| vec![Run { offset_bytes: 64 * at, length_bytes: 64 }];
-        let layers: Vec<Vec<Run>> = (0..runs).map(run).collect();
+        let run = |at| vec![SlotRun { offset_bytes: 64 * at, length_bytes: 64 }];
+        let layers: Vec<Vec<SlotRun>> = (0..runs).map(run).collect();
         let layout = Arc::new(SlotLayout::new(BLOCK_TOKENS, 64 * runs, layers).expect("a layout"));
         let blocks = Blocks::new(options);
         Table { blocks, layout, empty_bytes, chains: 0, shares: 0, now_ms: 0 }

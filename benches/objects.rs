@@ -20,9 +20,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kvasir_client::{Client, Key, Object, OpenOptions, Outcome, PutOptions};
-use kvasir_store_node::{Config, start};
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::Prefault;
+use kvasir_store_node::config::Config;
+use kvasir_store_node::start;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 
 const ARENA_BYTES: usize = 1 << 30;
 /// So often the arena is filled anew: all but the first time something is evicted for every put.

@@ -7,9 +7,12 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
+use kvasir_placement::attend::Constants;
 use kvasir_placement::balance::roles::RolesOptions;
 use kvasir_placement::waiting::LineOptions;
-use kvasir_placement::{InstanceProfile, LinkProfile, Profile, SsdProfile};
+use kvasir_placement::{
+    InstanceProfile, LinkProfile, Objectives, Policy, Profile, Routing, SsdProfile,
+};
 use prometheus::Registry;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
@@ -18,8 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 use crate::access::{Access, Tenants};
-use crate::cluster::attend::Constants;
-use crate::cluster::{BalanceOptions, Cluster, ClusterError, Objectives, Options, Policy, Routing};
+use crate::cluster::{BalanceOptions, Cluster, ClusterError, Options};
 use crate::config::{
     BalanceConfig, BalanceMode, Config, ProfileConfig, RoutesConfig, WaitingConfig,
 };

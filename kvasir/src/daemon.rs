@@ -50,7 +50,7 @@ pub(crate) fn run(kind: Kind, flags: &DaemonFlags) -> Result<(), Box<dyn Error>>
             block_on(flags, |shutdown| kvasir_conductor::run(config, shutdown))
         }
         Kind::StoreNode => {
-            let mut config: kvasir_store_node::Config = config::load(&flags.config)?;
+            let mut config: kvasir_store_node::config::Config = config::load(&flags.config)?;
             config.object_store.keys = keys_of_environment();
             block_on(flags, |shutdown| kvasir_store_node::run(config, shutdown))
         }

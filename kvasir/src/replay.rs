@@ -4,11 +4,15 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
+use kvasir_blocks::Eviction;
 use kvasir_placement::{Admission, Difference, Objectives, RecordedDecision, Selection};
+use kvasir_replay::cluster::Cluster;
 use kvasir_replay::coupled::Chunks;
 use kvasir_replay::pool::{Classes, Pool};
 use kvasir_replay::roles::BalanceFile;
-use kvasir_replay::{Cluster, Eviction, Options, Trace, coupled, pool, replay, report};
+use kvasir_replay::sim::{Options, replay};
+use kvasir_replay::trace::Trace;
+use kvasir_replay::{coupled, pool, report};
 use serde_json::Value;
 
 use crate::output;

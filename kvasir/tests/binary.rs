@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use aho_corasick::AhoCorasick;
-use kvasir_mutation::points::ALL;
+use kvasir_mutation::POINTS;
 
 /// After a change of a configuration: `cargo run -- config --write configs`.
 
@@ -31,7 +31,7 @@ fn the_reference_configurations_are_up_to_date() {
 /// compiled with `--cfg kvasir_mutations`, shows that it would find them.
 #[test]
 fn an_ordinary_binary_contains_no_mutation() {
-    let mut names: Vec<&str> = ALL.iter().map(|point| point.name).collect();
+    let mut names: Vec<&str> = POINTS.iter().map(|point| point.name).collect();
     names.push("KVASIR_MUTATION");
     let binary = std::fs::read(env!("CARGO_BIN_EXE_kvasir")).expect("the binary is readable");
     // Overlapping, because names that begin alike are told apart.

@@ -9,12 +9,12 @@ use crate::v1;
 pub struct SlotLayout {
     block_tokens: u32,
     slot_bytes: u64,
-    layers: Vec<Vec<Run>>,
+    layers: Vec<Vec<SlotRun>>,
 }
 
 /// A run of bytes within a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Run {
+pub struct SlotRun {
     pub offset_bytes: u64,
     pub length_bytes: u64,
 }
@@ -40,7 +40,7 @@ impl SlotLayout {
     pub fn new(
         block_tokens: u32,
         slot_bytes: u64,
-        layers: Vec<Vec<Run>>,
+        layers: Vec<Vec<SlotRun>>,
     ) -> Result<Self, LayoutError> {
         if block_tokens == 0 || slot_bytes == 0 || layers.is_empty() {
             return Err(LayoutError::Empty);
@@ -56,7 +56,7 @@ impl SlotLayout {
                 }
             }
         }
-        let mut all: Vec<Run> = layers.iter().flatten().copied().collect();
+        let mut all: Vec<SlotRun> = layers.iter().flatten().copied().collect();
         all.sort();
         for pair in all.windows(2) {
             if pair[0].offset_bytes + pair[0].length_bytes > pair[1].offset_bytes {
@@ -77,7 +77,9 @@ impl SlotLayout {
     ) -> Result<Self, LayoutError> {
         let page_bytes = u64::from(block_tokens) * row_bytes;
         let runs = (0..layers as u64)
-            .map(|layer| vec![Run { offset_bytes: layer * page_bytes, length_bytes: page_bytes }])
+            .map(|layer| {
+                vec![SlotRun { offset_bytes: layer * page_bytes, length_bytes: page_bytes }]
+            })
             .collect();
         SlotLayout::new(block_tokens, layers as u64 * page_bytes, runs)
     }
@@ -95,7 +97,7 @@ impl SlotLayout {
     }
 
     /// The runs of one layer; panics when there is no such layer.
-    pub fn runs(&self, layer: usize) -> &[Run] {
+    pub fn runs(&self, layer: usize) -> &[SlotRun] {
         &self.layers[layer]
     }
 
@@ -112,8 +114,10 @@ impl SlotLayout {
 
 impl From<&SlotLayout> for v1::SlotLayout {
     fn from(layout: &SlotLayout) -> Self {
-        let run =
-            |run: &Run| v1::Run { offset_bytes: run.offset_bytes, length_bytes: run.length_bytes };
+        let run = |run: &SlotRun| v1::Run {
+            offset_bytes: run.offset_bytes,
+            length_bytes: run.length_bytes,
+        };
         v1::SlotLayout {
             block_tokens: layout.block_tokens,
             slot_bytes: layout.slot_bytes,
@@ -130,8 +134,10 @@ impl TryFrom<&v1::SlotLayout> for SlotLayout {
     type Error = LayoutError;
 
     fn try_from(layout: &v1::SlotLayout) -> Result<Self, LayoutError> {
-        let run =
-            |run: &v1::Run| Run { offset_bytes: run.offset_bytes, length_bytes: run.length_bytes };
+        let run = |run: &v1::Run| SlotRun {
+            offset_bytes: run.offset_bytes,
+            length_bytes: run.length_bytes,
+        };
         SlotLayout::new(
             layout.block_tokens,
             layout.slot_bytes,
@@ -148,7 +154,8 @@ mod tests {
         let layers = layers
             .iter()
             .map(|runs| {
-                runs.iter().map(|&(offset_bytes, length_bytes)| Run { offset_bytes, length_bytes })
+                runs.iter()
+                    .map(|&(offset_bytes, length_bytes)| SlotRun { offset_bytes, length_bytes })
             })
             .map(Iterator::collect)
             .collect();

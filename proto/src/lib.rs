@@ -13,12 +13,12 @@
 
 #![forbid(unsafe_code)]
 
-pub mod digest;
-pub mod ids;
+mod digest;
+mod ids;
 pub mod keys;
-pub mod layout;
+mod layout;
 pub mod objects;
-pub mod pool;
+mod pool;
 pub mod refusal;
 
 /// Generated from `proto/kvasir/v1/*.proto`; `tests/generated.rs` keeps it true.
@@ -37,5 +37,5 @@ pub use ids::{
     BlockKey, COPIES_MAX, Class, FieldError, Generation, Imm, Incarnation, InstanceId, Mark,
     Namespace, NodeId, Share, Side, SlotIndex, Tenant, TxId,
 };
-pub use layout::{LayoutError, SlotLayout};
-pub use pool::PoolLayout;
+pub use layout::{LayoutError, SlotLayout, SlotRun};
+pub use pool::{PoolLayout, PoolLayoutError, PoolRun};

@@ -6,7 +6,7 @@
 //! checksums.
 
 use crate::ids::{BlockKey, Namespace};
-use crate::layout::{Run, SlotLayout};
+use crate::layout::{SlotLayout, SlotRun};
 
 /// Bytes of the footer.
 pub const FOOTER_BYTES: u64 = 16;
@@ -43,7 +43,7 @@ pub fn layout(object_bytes_max: u64) -> Option<SlotLayout> {
     let bytes = object_bytes_max.checked_add(FOOTER_BYTES)?;
     let step = if bytes >= 64 * SECTOR_BYTES { SECTOR_BYTES } else { SLOT_STEP_BYTES };
     let bytes = bytes.checked_next_multiple_of(step)?;
-    let run = Run { offset_bytes: 0, length_bytes: bytes };
+    let run = SlotRun { offset_bytes: 0, length_bytes: bytes };
     SlotLayout::new(1, bytes, vec![vec![run]]).ok()
 }
 
@@ -54,8 +54,8 @@ pub fn capacity(layout: &SlotLayout) -> Option<u64> {
 }
 
 /// The runs of a layout by their place in the slot, when they follow one another from its start on.
-pub fn runs_in_place(layout: &SlotLayout) -> Option<Vec<Run>> {
-    let mut runs: Vec<Run> =
+pub fn runs_in_place(layout: &SlotLayout) -> Option<Vec<SlotRun>> {
+    let mut runs: Vec<SlotRun> =
         (0..layout.layers()).flat_map(|layer| layout.runs(layer)).copied().collect();
     runs.sort();
     let mut end = 0;
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn runs_in_any_order_hold_an_object_and_runs_with_gaps_none() {
-        let run = |offset_bytes, length_bytes| Run { offset_bytes, length_bytes };
+        let run = |offset_bytes, length_bytes| SlotRun { offset_bytes, length_bytes };
         let whole = SlotLayout::new(1, 64, vec![vec![run(32, 32)], vec![run(0, 32)]]);
         let whole = whole.expect("a layout");
         assert_eq!(capacity(&whole), Some(48));

@@ -40,7 +40,7 @@ pub enum PoolLayoutError {
 }
 
 /// Every two of them are compared.
-pub const RUNS_MAX: usize = 4_096;
+const RUNS_MAX: usize = 4_096;
 
 impl PoolLayout {
     /// Checks and makes the layout of a pool with so many bytes, for slots of this layout.

@@ -9,6 +9,7 @@
 #![allow(clippy::print_stdout)] // it is what the example is for
 
 #[path = "../tests/common/mod.rs"]
+#[allow(unused_imports, reason = "made for tests, too")]
 mod common;
 
 use std::error::Error;
@@ -22,8 +23,7 @@ use common::pooled::{LAYER_BYTES, PAGES, Pooled, description};
 use common::{BLOCK_TOKENS, Domain, LAYERS, TestNode, chain, prompt};
 use kvasir_cuda::{Device, Driver, DriverError, Memory, Stream};
 use kvasir_proto::{BlockKey, v1};
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use v1::engine_to_node::Message as ToNode;
 
 type Done<T> = Result<T, Box<dyn Error>>;

@@ -9,8 +9,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use kvasir_blocks::Eviction;
-use kvasir_transfer::TransferTls;
-pub use kvasir_transfer::{Domain, EfaConfig, VerbsConfig, Verify};
+use kvasir_transfer::{Domain, EfaConfig, TransferTls, VerbsConfig, Verify};
 
 pub use self::object_store::{Keys, ObjectStore};
 

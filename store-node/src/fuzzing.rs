@@ -6,8 +6,7 @@ use kvasir_blocks::SsdBlock;
 use kvasir_blocks::moving::PushName;
 use kvasir_blocks::moving::peer_message::PeerMessage;
 use kvasir_fuzzing::{Target, within};
-use kvasir_proto::layout::Run;
-use kvasir_proto::{BlockKey, Class, Mark, Namespace, SlotLayout, Tenant, v1};
+use kvasir_proto::{BlockKey, Class, Mark, Namespace, SlotLayout, SlotRun, Tenant, v1};
 use object_store::path::Path;
 use prost::Message;
 
@@ -97,7 +96,7 @@ const HEADER_BYTES: usize = 128;
 const PAYLOAD: &[u8] = b"two runs of a block.";
 
 fn layout() -> SlotLayout {
-    let run = |offset_bytes, length_bytes| vec![Run { offset_bytes, length_bytes }];
+    let run = |offset_bytes, length_bytes| vec![SlotRun { offset_bytes, length_bytes }];
     SlotLayout::new(4, 20, vec![run(0, 8), run(8, 10)]).expect("a layout")
 }
 

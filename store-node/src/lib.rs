@@ -25,10 +25,9 @@ mod metrics;
 mod node;
 mod pool;
 mod routes;
-pub mod run;
+mod run;
 mod ssd;
 
-pub use config::Config;
 pub use run::{Running, run, start};
 pub use ssd::uring::try_io_uring;
 

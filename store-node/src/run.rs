@@ -10,10 +10,10 @@ use kvasir_proto::v1::admin_server::AdminServer;
 use kvasir_proto::v1::routes_server::RoutesServer;
 use kvasir_proto::v1::store_node_server::StoreNodeServer;
 use kvasir_route::holder::{Holder, HolderOptions};
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::topology::{Topology, TopologyError};
 use kvasir_transfer::{
-    Completion, CompletionFuture, Driver, Handlers, SharedMemory, TransferConfig, TransferEngine,
+    Completion, CompletionFuture, Domain, Driver, Handlers, TransferConfig, TransferEngine,
 };
 use prometheus::Registry;
 use tokio::net::TcpListener;
@@ -27,7 +27,7 @@ use crate::admin::AdminService;
 use crate::attach_server::AttachSockets;
 use crate::bucket;
 use crate::bucket::jobs::BucketTask;
-use crate::config::{Config, Domain};
+use crate::config::Config;
 use crate::grpc::{MESSAGE_BYTES_MAX, NodeService};
 use crate::http;
 use crate::layer_log::LayerLog;

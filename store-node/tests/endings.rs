@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use kvasir_proto::{Share, Side, v1};
+use kvasir_store_node::config::Config;
 
 const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);
 const D: fn(u64) -> Share = |serial| share(serial, Side::Decode);
@@ -278,7 +279,7 @@ async fn a_push_under_way_stops_in_the_middle() {
         [(Domain::Shm, 30_000), (Domain::Tcp, 30_000), (Domain::Shm, 1_500), (Domain::Tcp, 1_500)]
     {
         let by_its_lease = lease_ms < 30_000;
-        let slow = |config: &mut kvasir_store_node::Config| config.throttle_bytes_per_s = 4096;
+        let slow = |config: &mut Config| config.throttle_bytes_per_s = 4096;
         let prefill = TestNode::start_with(domain, slow).await;
         let decode = TestNode::start(domain).await;
         let prefill_engine = FakeEngine::attach(&prefill).await;
@@ -315,7 +316,7 @@ async fn a_push_under_way_stops_in_the_middle() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_push_goes_on_for_as_long_as_its_leases_are_renewed() {
-    let slow = |config: &mut kvasir_store_node::Config| config.throttle_bytes_per_s = 12_000;
+    let slow = |config: &mut Config| config.throttle_bytes_per_s = 12_000;
     let prefill = TestNode::start_with(Domain::Tcp, slow).await;
     let decode = TestNode::start(Domain::Tcp).await;
     let prefill_engine = FakeEngine::attach(&prefill).await;

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use crate::common::*;
 use kvasir_attach::{AttachError, EngineAttachment, handover};
 use kvasir_proto::{BlockKey, Share, Side, SlotLayout, v1};
+use kvasir_store_node::config::Config;
 use v1::engine_to_node::Message as ToNode;
 
 const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);
@@ -84,7 +85,7 @@ fn engine_process() {
     }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let options = crate::common::engine::options(Path::new("."), layout());
+        let options = engine_options(Path::new("."), layout());
         let attachment = EngineAttachment::connect(options).await.expect("attached");
         let mut engine = FakeEngine::new(attachment);
         engine.ask_bind(P(1));
@@ -125,7 +126,7 @@ async fn a_connection_that_is_lost_is_not_the_end_of_a_process_that_may_still_wr
     let dir = node.attach_dir();
     let socket = format!("unix://{}", dir.join("attach.sock").display());
     let mut client = v1::attach_client::AttachClient::connect(socket).await.expect("connected");
-    let options = crate::common::engine::options(&dir, layout());
+    let options = engine_options(&dir, layout());
     let request = v1::AttachRequest {
         instance_id: options.instance_id,
         instance_type: options.instance_type,
@@ -261,7 +262,7 @@ async fn an_engine_that_names_no_share_is_detached() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_does_not_stop_when_it_is_told_is_detached() {
     let timeout_ms = 200;
-    let quick = |config: &mut kvasir_store_node::Config| config.engine_stop_timeout_ms = timeout_ms;
+    let quick = |config: &mut Config| config.engine_stop_timeout_ms = timeout_ms;
     let mut node = TestNode::start_with(Domain::Shm, quick).await;
     let mut engine = FakeEngine::attach(&node).await;
     for serial in [1, 2] {

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use crate::common::*;
 use kvasir_attach::{AttachError, AttachOptions, EngineAttachment};
 use kvasir_proto::{BlockKey, Share, Side, SlotLayout, v1};
-use kvasir_store_node::config::TransferThread;
+use kvasir_store_node::config::{Config, TransferThread};
 use v1::engine_to_node::Message as ToNode;
 
 const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);
@@ -188,7 +188,7 @@ fn engine_process() {
     }
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let mut options = crate::common::engine::options(std::path::Path::new("."), layout());
+        let mut options = engine_options(std::path::Path::new("."), layout());
         options.instance_id = "killed".into();
         let attachment = EngineAttachment::connect(options).await.expect("attached");
         let mut engine = FakeEngine::new(attachment);
@@ -264,7 +264,7 @@ async fn allocate_pair(node: &mut TestNode, serial: u64, prompt: &[u32]) -> v1::
 }
 
 async fn is_served_within_the_node(domain: Domain, thread: TransferThread) {
-    let change = |config: &mut kvasir_store_node::Config| config.transfer_thread = thread;
+    let change = |config: &mut Config| config.transfer_thread = thread;
     let mut node = TestNode::start_with(domain, change).await;
     let mut prefills = FakeEngine::attach_as(&node, "prefills").await;
     let mut decodes = FakeEngine::attach_as(&node, "decodes").await;

@@ -204,7 +204,7 @@ async fn a_connection_may_have_a_bounded_number_of_calls_open() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_that_is_served_is_refused_and_one_left_behind_is_taken() {
     let node = TestNode::start(Domain::Shm).await;
-    let mut config = crate::common::node::config(&node.path(""), Domain::Shm);
+    let mut config = node_config(&node.path(""), Domain::Shm);
     let refused = kvasir_store_node::start(config.clone()).await.expect_err("refused");
     assert!(refused.to_string().contains("served by another node"), "{refused}");
     let dir = tempfile::tempdir().expect("a directory");

@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use kvasir_proto::{Share, Side, v1};
+use kvasir_store_node::config::Config;
 
 const P: fn(u64) -> Share = |serial| share(serial, Side::Prefill);
 const S: fn(u64) -> Share = |serial| share(serial, Side::Source);
@@ -95,8 +96,7 @@ async fn blocks_are_fetched_over_tcp() {
 
 async fn a_flipped_bit_is_found(bytes_per_s: u64) {
     let prompt = prompt(1, 4 * BLOCK_TOKENS + 9);
-    let throttle =
-        |config: &mut kvasir_store_node::Config| config.throttle_bytes_per_s = bytes_per_s;
+    let throttle = |config: &mut Config| config.throttle_bytes_per_s = bytes_per_s;
     let source = TestNode::start_with(Domain::Tcp, throttle).await;
     let target = TestNode::start(Domain::Tcp).await;
     let mut fetch = Fetch::between(source, target, &prompt).await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::common::*;
 use kvasir_proto::{Side, v1};
+use kvasir_store_node::config::Config;
 use kvasir_transfer::{
     Completion, Endpoint, Handlers, Outcome, PeerId, RegionDesc, Source, TransferConfig,
     TransferEngine, Write, WriteError,
@@ -122,7 +123,7 @@ async fn decode_share(node: &mut TestNode, stranger: &Stranger, prompt: &[u32]) 
 }
 
 async fn a_silent_writer_is_shut_out(domain: Domain) {
-    let quick = |config: &mut kvasir_store_node::Config| config.stop_timeout_ms = 100;
+    let quick = |config: &mut Config| config.stop_timeout_ms = 100;
     let mut node = TestNode::start_with(domain, quick).await;
     let mut engine = FakeEngine::attach(&node).await;
     let stranger = Stranger::start(domain);
@@ -169,7 +170,7 @@ async fn a_silent_writer_is_shut_out_of_tcp() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tail_that_cannot_be_believed_aborts_the_share() {
-    let quick = |config: &mut kvasir_store_node::Config| config.stop_timeout_ms = 100;
+    let quick = |config: &mut Config| config.stop_timeout_ms = 100;
     let mut node = TestNode::start_with(Domain::Tcp, quick).await;
     let mut engine = FakeEngine::attach(&node).await;
     let stranger = Stranger::start(Domain::Tcp);
@@ -193,7 +194,7 @@ async fn a_tail_that_cannot_be_believed_aborts_the_share() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fetch_without_a_tail_keeps_nothing_whatever_another_share_left_in_its_room() {
-    let quick = |config: &mut kvasir_store_node::Config| config.stop_timeout_ms = 100;
+    let quick = |config: &mut Config| config.stop_timeout_ms = 100;
     let mut node = TestNode::start_with(Domain::Tcp, quick).await;
     let mut engine = FakeEngine::attach(&node).await;
     let stranger = Stranger::start(Domain::Tcp);
@@ -250,7 +251,7 @@ async fn a_peer_that_sends_garbage_disturbs_nobody() {
 
 /// Answers the ask to stop with a message of this kind; answers with how many writers were cut off.
 async fn cut_off_after_answer(kind: u8) -> f64 {
-    let patient = |config: &mut kvasir_store_node::Config| config.stop_timeout_ms = 600_000;
+    let patient = |config: &mut Config| config.stop_timeout_ms = 600_000;
     let mut node = TestNode::start_with(Domain::Tcp, patient).await;
     let _engine = FakeEngine::attach(&node).await;
     let stranger = Stranger::start(Domain::Tcp);
@@ -277,7 +278,7 @@ async fn a_writer_that_says_it_has_stopped_is_believed_and_one_that_is_not_sure_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_has_let_go_is_not_blamed_for_a_writer_that_is_silent() {
     let timeout_ms = 200;
-    let change = |config: &mut kvasir_store_node::Config| {
+    let change = |config: &mut Config| {
         config.stop_timeout_ms = 600_000;
         config.engine_stop_timeout_ms = timeout_ms;
     };
@@ -296,7 +297,7 @@ async fn an_engine_that_has_let_go_is_not_blamed_for_a_writer_that_is_silent() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_its_writer_can_end_a_share() {
-    let patient = |config: &mut kvasir_store_node::Config| config.stop_timeout_ms = 600_000;
+    let patient = |config: &mut Config| config.stop_timeout_ms = 600_000;
     let mut node = TestNode::start_with(Domain::Tcp, patient).await;
     let mut engine = FakeEngine::attach(&node).await;
     let (writer, other) = (Stranger::start(Domain::Tcp), Stranger::start(Domain::Tcp));

@@ -76,7 +76,7 @@ impl Node {
         })
         .await;
         let ready_after = began.elapsed();
-        let attached = EngineAttachment::connect(engine::options(attach_dir, layout())).await;
+        let attached = EngineAttachment::connect(engine_options(attach_dir, layout())).await;
         let engine = FakeEngine::new(attached.expect("attached"));
         Node { process, client, engine, serial: life << 32, ready_after }
     }

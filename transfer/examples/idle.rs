@@ -7,10 +7,10 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::{
-    Completion, Domain, EfaConfig, Handlers, SharedMemory, Source, TransferConfig, TransferEngine,
-    VerbsConfig, Write,
+    Completion, Domain, EfaConfig, Handlers, Source, TransferConfig, TransferEngine, VerbsConfig,
+    Write,
 };
 use rustix::time::{ClockId, clock_gettime};
 

@@ -19,11 +19,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvasir_transfer::doorbell::Ringer;
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::{
     Completion, CompletionFlag, Domain, Handlers, PageSide, PeerId, Raised, RegionDesc,
-    RegionHandle, SharedMemory, Source, TransferConfig, TransferEngine, Verify, Watch, Write,
-    WritePaged,
+    RegionHandle, Source, TransferConfig, TransferEngine, Verify, Watch, Write, WritePaged,
 };
 
 const TOTAL: usize = 256 << 20;

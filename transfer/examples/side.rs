@@ -14,10 +14,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::{
-    Completion, Domain, Endpoint, Handlers, PageSide, PeerId, RegionDesc, RegionHandle,
-    SharedMemory, Source, TransferConfig, TransferEngine, Write, WritePaged,
+    Completion, Domain, Endpoint, Handlers, PageSide, PeerId, RegionDesc, RegionHandle, Source,
+    TransferConfig, TransferEngine, Write, WritePaged,
 };
 use serde::{Deserialize, Serialize};
 

@@ -11,10 +11,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::{
-    Completion, Domain, Handlers, PeerId, RegionDesc, RegionHandle, SharedMemory, Source,
-    TransferConfig, TransferEngine, Write,
+    Completion, Domain, Handlers, PeerId, RegionDesc, RegionHandle, Source, TransferConfig,
+    TransferEngine, Write,
 };
 
 const LONG: Duration = Duration::from_secs(60);

@@ -19,29 +19,29 @@
 
 mod calls;
 mod closing;
-pub mod completion;
-pub mod config;
+mod completion;
+mod config;
 pub mod descriptors;
 pub mod doorbell;
-pub mod driver;
-pub mod endpoint;
-pub mod engine;
+mod driver;
+mod endpoint;
+mod engine;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod hello;
 mod hooks;
 mod identity;
 pub mod memory;
-pub mod messages;
+mod messages;
 mod metrics;
 mod outcome;
 mod parts;
 mod payload;
 mod peers;
 pub mod process;
-pub mod progress;
+mod progress;
 mod rdma;
-pub mod region;
+mod region;
 pub mod ring;
 pub mod scatter;
 mod shared;
@@ -57,36 +57,27 @@ mod tcp;
 pub mod topology;
 mod traits;
 mod worker;
-pub mod write;
+mod write;
 
-pub use completion::{Completion, CompletionFlag, CompletionFuture};
+pub use completion::{Completion, CompletionFlag, CompletionFuture, FlagSetter, OutcomeSender};
 pub use config::{
     Domain, EfaConfig, Handshake, TlsError, TlsFiles, TransferConfig, TransferTls, VerbsConfig,
     Verify,
 };
 pub use driver::Driver;
-pub use endpoint::{Endpoint, WireError};
+pub use endpoint::{Endpoint, ShmAddress, WireError};
 pub use engine::{
     ConnectError, Expect, Handlers, Loss, PeerEvent, PeerId, RegisterError, StartError,
     SubmitError, TransferEngine,
 };
 pub use kvasir_transfer_core::{Outcome, Refusal, WriteError};
-pub use memory::SharedMemory;
-pub use messages::Message;
-pub use progress::{Mirror, Raised, Watch, WatchId, WordMemory};
+pub use messages::{MESSAGE_BYTES_MAX, Message};
+pub use progress::{Mirror, OnProgress, POLL_EVERY_MIN, Raised, Watch, WatchId, WordMemory};
 pub use rdma::{
     CardAddress, DeviceSpec, DeviceSpecError, RdmaAddress, RdmaDevices, RdmaPlace, rdma_devices,
 };
 pub use region::{RegionDesc, RegionHandle};
-pub use scatter::{
-    Barrier, GroupError, GroupMember, PartOutcomes, PeerGroup, Scatter, ScatterSlice,
-};
-pub use signalled::{
-    Fallback, OrderedBy, Put, PutWithSignal, Signal, SignalGroup, SignalMode, SignalOutcomes,
-    SignalledPut,
-};
 pub use submit::INLINE_BYTES_MAX;
-pub use topology::{Location, Topology};
 pub use traits::{DomainTraits, Poster, Visible};
 pub use write::{PageSide, Source, Write, WritePaged};
 

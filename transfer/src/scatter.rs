@@ -11,11 +11,9 @@
 //! use std::sync::Arc;
 //! use std::time::Duration;
 //!
-//! use kvasir_transfer::memory::Prefault;
-//! use kvasir_transfer::{
-//!     Barrier, Completion, Expect, GroupMember, Handlers, Scatter, ScatterSlice, SharedMemory,
-//!     TransferConfig, TransferEngine,
-//! };
+//! use kvasir_transfer::memory::{Prefault, SharedMemory};
+//! use kvasir_transfer::scatter::{Barrier, GroupMember, Scatter, ScatterSlice};
+//! use kvasir_transfer::{Completion, Expect, Handlers, TransferConfig, TransferEngine};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let start = || {

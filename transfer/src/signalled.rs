@@ -25,11 +25,11 @@
 //! use std::sync::atomic::Ordering;
 //! use std::time::Duration;
 //!
-//! use kvasir_transfer::memory::Prefault;
-//! use kvasir_transfer::{
-//!     Completion, Handlers, OrderedBy, Put, PutWithSignal, SharedMemory, Signal, SignalMode,
-//!     SignalledPut, Source, TransferConfig, TransferEngine,
+//! use kvasir_transfer::memory::{Prefault, SharedMemory};
+//! use kvasir_transfer::signalled::{
+//!     OrderedBy, Put, PutWithSignal, Signal, SignalMode, SignalledPut,
 //! };
+//! use kvasir_transfer::{Completion, Handlers, Source, TransferConfig, TransferEngine};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let start = || {

@@ -55,7 +55,7 @@ impl DomainTraits {
     /// Whether this domain can order signals so. If not, its data is counted instead.
     ///
     /// # Errors
-    /// The reason, which [`crate::SignalOutcomes::told`] will give.
+    /// The reason, which [`crate::signalled::SignalOutcomes::told`] will give.
     pub fn signals(&self, ordered_by: OrderedBy) -> Result<(), Fallback> {
         self.orders.refuses(ordered_by).map_or(Ok(()), Err)
     }

@@ -28,9 +28,3 @@ pub mod roles;
 pub mod sim;
 pub mod summary;
 pub mod trace;
-
-pub use cluster::Cluster;
-pub use kvasir_blocks::Eviction;
-pub use sim::{Options, replay};
-pub use summary::Summary;
-pub use trace::{Request, Trace};

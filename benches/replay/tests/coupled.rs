@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 
 use kvasir_placement::{Admission, Objectives, Selection};
+use kvasir_replay::cluster::Cluster;
 use kvasir_replay::coupled::{self, Chunks};
-use kvasir_replay::{Cluster, Options, Summary, Trace, replay};
+use kvasir_replay::sim::{Options, replay};
+use kvasir_replay::summary::Summary;
+use kvasir_replay::trace::Trace;
 
 fn file(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)

@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 
 use kvasir_placement::{Objectives, Selection};
+use kvasir_replay::cluster::Cluster;
+use kvasir_replay::report;
 use kvasir_replay::roles::BalanceFile;
-use kvasir_replay::summary::Effect;
-use kvasir_replay::{Cluster, Options, Summary, Trace, replay, report};
+use kvasir_replay::sim::{Options, replay};
+use kvasir_replay::summary::{Effect, Summary};
+use kvasir_replay::trace::Trace;
 
 fn file(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)

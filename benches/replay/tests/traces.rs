@@ -3,8 +3,13 @@
 
 use std::path::PathBuf;
 
+use kvasir_blocks::Eviction;
 use kvasir_placement::{Admission, Objectives, Selection};
-use kvasir_replay::{Cluster, Eviction, Options, Summary, Trace, pool, replay, report};
+use kvasir_replay::cluster::Cluster;
+use kvasir_replay::sim::{Options, replay};
+use kvasir_replay::summary::Summary;
+use kvasir_replay::trace::Trace;
+use kvasir_replay::{pool, report};
 
 fn file(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)

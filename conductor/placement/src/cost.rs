@@ -10,9 +10,9 @@
 //!   the objective on it (*Mooncake* §4.3).
 
 pub(crate) mod fit;
-pub(crate) mod odds;
-pub(crate) mod tbt;
-pub(crate) mod tenth;
+mod odds;
+mod tbt;
+mod tenth;
 
 use fit::Fit;
 use serde::Deserialize;

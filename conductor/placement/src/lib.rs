@@ -26,25 +26,25 @@ mod ahead;
 pub mod attend;
 pub mod balance;
 pub mod calibration;
-pub mod chunks;
-pub mod cost;
-pub mod decision;
+mod chunks;
+mod cost;
+mod decision;
 mod drain;
-pub mod explain;
+mod explain;
 mod growth;
-pub mod index;
-pub mod place;
+mod index;
+mod place;
 pub mod queue;
-pub mod routing;
-pub mod selection;
-pub mod view;
+mod routing;
+mod selection;
+mod view;
 pub mod waiting;
 
 pub use ahead::Ahead;
-pub use chunks::{AskedChunk, ChunkUse, PlacedChunk};
+pub use chunks::{AskedChunk, ChunkUse, PlacedChunk, ROUTED_MAX};
 pub use cost::{
-    DecodeProfile, InstanceProfile, LinkProfile, LongestTenth, PrefillProfile, Profile, SsdModel,
-    SsdProfile, StepProfile,
+    DecodeLoad, DecodeModel, DecodeProfile, InstanceProfile, LinkModel, LinkProfile, LongestTenth,
+    PrefillModel, PrefillProfile, Profile, SsdModel, SsdProfile, StepProfile, TbtModel,
 };
 pub use decision::{
     Admission, Chosen, Considered, DecodeCandidate, Fetch, Missing, Objectives, OverloadReason,
@@ -54,11 +54,13 @@ pub use explain::{
     ChunkExplanation, DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation,
     PrefixExplanation, RefusalExplanation, WayExplanation,
 };
-pub use index::{IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier, TierBlocks};
+pub use index::{
+    IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier, TierBlocks, TooManyNodes,
+};
 pub use place::place;
-pub use routing::{Route, RoutePart, RoutedRows, Routing};
-pub use selection::Selection;
+pub use routing::{Attended, Route, RoutePart, RoutedRows, Routing};
+pub use selection::{Selection, UnknownSelection};
 pub use view::{
-    BookingId, ClusterView, Difference, Inputs, InstanceRef, InstanceReport, ModelIndex, ModelSpec,
-    OpenWork, RecordedDecision, RecordedError, ReportedLoad, Role, SsdReads,
+    BookingId, ClusterView, Difference, Inputs, Instance, InstanceRef, InstanceReport, ModelIndex,
+    ModelSpec, OpenWork, RecordedDecision, RecordedError, ReportedLoad, Role, SsdReads,
 };

@@ -29,7 +29,7 @@ pub(crate) use decoding::Sent;
 use fetches::{BookedFetch, Ways};
 pub(crate) use hosts::HostRef;
 use hosts::{Host, Taken};
-pub use recorded::{Difference, FORM, Inputs, RecordedDecision, RecordedError};
+pub use recorded::{Difference, Inputs, RecordedDecision, RecordedError};
 use routes::BookedRoute;
 
 /// Models that are remembered, at most. When there are more, those that nobody serves go first.

@@ -6,10 +6,9 @@ use kvasir_placement::attend::{
     Congestion, Constants, FabricProfile, GatherProfile, KernelProfile, MergeProfile,
     SelectedProfile, SpliceProfile, Way,
 };
-use kvasir_placement::index::{NodeIndex, PrefixMatch};
 use kvasir_placement::{
-    AskedChunk, Inputs, Missing, Placement, Policy, RecordedDecision, Refusal, RoutedRows, Routing,
-    Steering,
+    AskedChunk, Inputs, Missing, NodeIndex, Placement, Policy, PrefixMatch, RecordedDecision,
+    Refusal, RoutedRows, Routing, Steering,
 };
 
 fn constants(step_us: f64) -> Constants {
@@ -108,7 +107,7 @@ fn a_part_of_a_chunk_is_nothing_and_so_many_stay_elsewhere_at_most() {
         (0..6).map(|at| AskedChunk { blocks: 1, ..chunk(100 + at * 64, &[(0, 5)]) }).collect();
     let placed = place(&world(1.0), &many, ("b1", Some(Way::Route))).expect("placed");
     let routed = ways(&placed).into_iter().filter(|way| *way == "route").count();
-    assert_eq!(routed, kvasir_placement::chunks::ROUTED_MAX);
+    assert_eq!(routed, kvasir_placement::ROUTED_MAX);
     let unrouted = world(1.0);
     let model = unrouted.view.models().last().expect("a model").0;
     let one = [chunk(100, &[(0, 5)])];
@@ -135,7 +134,7 @@ fn attending_chunks_counts_for_who_does_it_until_the_request_is_over() {
     let mut world = world(1.0);
     let chunks = [chunk(100, &[(0, 5)]), chunk(420, &[(0, 5)])];
     let placed = place(&world, &chunks, ("b1", Some(Way::Route))).expect("placed");
-    let id = kvasir_placement::view::BookingId(77);
+    let id = kvasir_placement::BookingId(77);
     world.view.book(id, &placed, 0);
     // With one more the holder is as full as it may be.
     let flows = |world: &World| {

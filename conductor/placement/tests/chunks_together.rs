@@ -5,10 +5,9 @@ use kvasir_placement::attend::{
     Closed, Congestion, Constants, FabricProfile, GatherProfile, KernelProfile, MergeProfile,
     SelectedProfile, SpliceProfile, Way,
 };
-use kvasir_placement::index::{NodeIndex, PrefixMatch};
-use kvasir_placement::view::BookingId;
 use kvasir_placement::{
-    AskedChunk, Inputs, Objectives, PlaceRequest, Placement, Policy, RoutedRows, Routing, Steering,
+    AskedChunk, BookingId, Inputs, NodeIndex, Objectives, PlaceRequest, Placement, Policy,
+    PrefixMatch, RoutedRows, Routing, Steering,
 };
 use serde_json::Value;
 

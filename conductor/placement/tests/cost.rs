@@ -1,7 +1,9 @@
 //! The cost models against machines that they do not know.
 
-use kvasir_placement::cost::{DecodeModel, LinkModel, PrefillModel};
-use kvasir_placement::{DecodeProfile, InstanceProfile, LinkProfile, PrefillProfile};
+use kvasir_placement::{
+    DecodeModel, DecodeProfile, InstanceProfile, LinkModel, LinkProfile, PrefillModel,
+    PrefillProfile,
+};
 
 /// Lengths as requests have them: computed and reused tokens.
 fn lengths() -> impl Iterator<Item = (u64, u64)> {

@@ -14,8 +14,7 @@ fn of_type(name: &str, node: u16, instance_type: &str) -> InstanceReport {
 
 /// What a prefill of [`TOKENS`] is predicted to take on the instance of a node.
 fn prefill_us(view: &ClusterView, node: u16) -> u64 {
-    let is_on =
-        |instance: &&kvasir_placement::view::Instance| instance.report().node == NodeIndex(node);
+    let is_on = |instance: &&kvasir_placement::Instance| instance.report().node == NodeIndex(node);
     let instance = view.instances().iter().find(is_on).expect("it is there");
     instance.prefill_model().predict_us(TOKENS, 0)
 }

@@ -62,7 +62,7 @@ enum Lost {
     #[error("another address leads to this node too: `{0}`")]
     SameNode(Arc<str>),
     #[error(transparent)]
-    TooManyNodes(#[from] kvasir_placement::index::TooManyNodes),
+    TooManyNodes(#[from] kvasir_placement::TooManyNodes),
 }
 
 impl Lost {

@@ -36,8 +36,4 @@ pub use handle::{
 };
 pub use hint::Expected;
 pub use keepers::Keepers;
-pub use kvasir_placement::{
-    Inputs, LongestTenth, Missing, Objectives, OverloadReason, Placement, Policy, Profile, Refusal,
-    Routing, Steering, attend,
-};
 pub use overview::{InstanceOverview, NodeOverview, Overview, SsdOverview, TiersOverview};

@@ -4,8 +4,8 @@
 use std::ops::RangeInclusive;
 
 use axum::http::HeaderMap;
+use kvasir_placement::Objectives;
 
-use crate::cluster::Objectives;
 use crate::openai::ApiError;
 
 const TTFT: &str = "x-llm-d-slo-ttft-ms";

@@ -37,10 +37,10 @@ pub(crate) use common::{Limits, salted};
 pub(crate) use completions::CompletionRequest;
 pub(crate) use contexts::{ContextRequest, ExtendRequest, TtlLimits};
 pub(crate) use error::{ApiError, shown};
+use kvasir_placement::Objectives;
 pub(crate) use prepare::{context_job, keyed_now, take_prompt, unix_seconds};
 
 use crate::access::Admission;
-use crate::cluster::Objectives;
 use crate::http::{Front, Trace};
 use crate::serve::{CacheClass, Claim, Failure, Job, Progress, Prompt, Steered};
 use response::ResponseWriter;

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvasir_placement::Refusal;
 use kvasir_proto::InstanceId;
 use prometheus::IntGauge;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -18,7 +19,7 @@ use super::outputs::Outlet;
 use super::phase::{Phase, PhaseCell};
 use super::recorder::{Asked, Trail};
 use super::{Entry, Serving, turn};
-use crate::cluster::{Expected, NotPlaced, PlaceQuery, Placed, Refusal, ServedModel};
+use crate::cluster::{Expected, NotPlaced, PlaceQuery, Placed, ServedModel};
 
 /// Runs a job and tells its outlet how it ended.
 pub(super) async fn run(serving: Arc<Serving>, job: Job, outlet: Outlet, entry: Entry) {

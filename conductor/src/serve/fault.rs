@@ -1,7 +1,7 @@
 //! What goes wrong: [`Fault`] is one attempt's, by what the next attempt should avoid; [`Failure`]
 //! is the request's, by what its client can do.
 
-use kvasir_placement::OverloadReason;
+use kvasir_placement::{OverloadReason, Refusal};
 use kvasir_proto::InstanceId;
 use kvasir_proto::refusal::{DRAINING, REFUSAL, UNROUTED};
 use tonic::{Code, Status};
@@ -9,7 +9,7 @@ use tonic::{Code, Status};
 use super::attempt::Scene;
 use super::job::Prompt;
 use super::phase::Phase;
-use crate::cluster::{Cluster, EngineTarget, Refusal};
+use crate::cluster::{Cluster, EngineTarget};
 
 /// The limit of requests at once.
 pub(super) const TOO_MANY: &str = "requests";

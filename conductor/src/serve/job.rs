@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvasir_placement::attend::Way;
+use kvasir_placement::{Objectives, Steering};
 use kvasir_proto::{BlockKey, InstanceId, Namespace, NodeId, keys, v1};
 use tokio::time::Instant;
 
 use super::class::CacheClass;
 use super::line::Claim;
 use crate::access::Admission;
-use crate::cluster::{Objectives, PrefillTime, QueriedChunk, ServedModel, Steering};
+use crate::cluster::{PrefillTime, QueriedChunk, ServedModel};
 use crate::http::Trace;
 
 /// A prompt with the keys of its blocks; made once, shared by its choices and attempts.

@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
+use kvasir_placement::LongestTenth;
 use tokio::time::Instant;
 
-use crate::cluster::LongestTenth;
 use crate::metrics::Metrics;
 
 /// Passing a token on takes microseconds; longer means that the client was waited for.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kvasir_placement::Chosen;
+use kvasir_placement::{Chosen, Objectives, Refusal, Steering};
 use kvasir_proto::v1::scheduler_server::{Scheduler, SchedulerServer};
 use kvasir_proto::{BlockKey, keys, v1};
 use tonic::metadata::{Ascii, MetadataValue};
@@ -11,9 +11,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::class::CacheClass;
 use super::recorder::{Asked, Recorder};
-use crate::cluster::{
-    Cluster, EngineTarget, Expected, Objectives, PlaceQuery, Plan, Refusal, Steering,
-};
+use crate::cluster::{Cluster, EngineTarget, Expected, PlaceQuery, Plan};
 use crate::http::RequestId;
 
 /// As in HTTP: the caller's own id, and in the answer the one by which the decision is found.

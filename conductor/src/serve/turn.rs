@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvasir_placement::waiting::Aside;
+use kvasir_placement::{Objectives, OverloadReason, Refusal};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::sleep_until;
 
@@ -16,7 +17,7 @@ use super::fault::{Failure, TOO_MANY};
 use super::job::Job;
 use super::line::Ticket;
 use super::recorder::Trail;
-use crate::cluster::{Expected, NotNow, Objectives, OverloadReason, PlaceQuery, Placed, Refusal};
+use crate::cluster::{Expected, NotNow, PlaceQuery, Placed};
 
 /// Waits until it is placed, and counts it among those that are worked on.
 pub(super) async fn wait(

@@ -5,8 +5,10 @@ use kvasir_proto::Side;
 use serde_json::json;
 use tonic::Code;
 
-use crate::support::world::{shares_aborted, shares_asked};
-use crate::support::{Happened, Harness, Leg, Pair, Reply, Response, Role, Script, World, config};
+use crate::support::{
+    Happened, Harness, Leg, Pair, Reply, Response, Role, Script, World, config, shares_aborted,
+    shares_asked,
+};
 
 const COMPLETIONS: &str = "/v1/completions";
 

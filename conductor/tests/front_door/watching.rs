@@ -6,8 +6,9 @@ use kvasir_proto::v1::scheduler_client::SchedulerClient;
 use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::support::harness::prompt_keys;
-use crate::support::{BLOCK_TOKENS, Harness, Leg, Pair, Reply, Role, Script, World, config};
+use crate::support::{
+    BLOCK_TOKENS, Harness, Leg, Pair, Reply, Role, Script, World, config, prompt_keys,
+};
 
 struct Cluster {
     harness: Harness,

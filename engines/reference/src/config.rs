@@ -6,8 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use kvasir_proto::v1;
-use kvasir_route::Domain;
-use kvasir_transfer::TransferTls;
+use kvasir_transfer::{Domain, TransferTls};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -17,7 +17,7 @@
 
 mod admission;
 mod attach;
-pub mod config;
+mod config;
 mod error;
 mod events;
 #[cfg(test)]

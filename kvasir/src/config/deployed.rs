@@ -28,7 +28,7 @@ fn filled_in(text: &str) -> String {
     text.lines().map(|line| fill(line) + "\n").collect()
 }
 
-fn store_node() -> kvasir_store_node::Config {
+fn store_node() -> kvasir_store_node::config::Config {
     let text = filled_in(&embedded("store-node.toml"));
     parse(Path::new("store-node.toml"), &text).unwrap()
 }

@@ -68,7 +68,7 @@ pub(crate) fn print(flags: &ConfigFlags) -> Result<(), Box<dyn Error>> {
 fn reference_of(kind: Kind) -> Result<String, serde_json::Error> {
     match kind {
         Kind::Conductor => reference_text::<kvasir_conductor::Config>(kind),
-        Kind::StoreNode => reference_text::<kvasir_store_node::Config>(kind),
+        Kind::StoreNode => reference_text::<kvasir_store_node::config::Config>(kind),
         Kind::Engine => reference_text::<kvasir_engine_reference::Config>(kind),
     }
 }
@@ -102,21 +102,23 @@ mod tests {
     #[test]
     fn every_reference_configuration_reads_back_as_the_defaults() {
         check_reference::<kvasir_conductor::Config>(Kind::Conductor);
-        check_reference::<kvasir_store_node::Config>(Kind::StoreNode);
+        check_reference::<kvasir_store_node::config::Config>(Kind::StoreNode);
         check_reference::<kvasir_engine_reference::Config>(Kind::Engine);
     }
 
     #[test]
     fn a_missing_file_is_named() {
-        let error = load::<kvasir_store_node::Config>(Path::new("no/such.toml")).unwrap_err();
+        let error =
+            load::<kvasir_store_node::config::Config>(Path::new("no/such.toml")).unwrap_err();
         assert!(error.to_string().contains("no/such.toml"), "{error}");
     }
 
     #[test]
     fn a_wrong_type_is_quoted_with_its_line() {
-        let error = parse::<kvasir_store_node::Config>(Path::new("x"), "arena_bytes = \"much\"")
-            .unwrap_err()
-            .to_string();
+        let error =
+            parse::<kvasir_store_node::config::Config>(Path::new("x"), "arena_bytes = \"much\"")
+                .unwrap_err()
+                .to_string();
         assert!(error.contains("arena_bytes") && error.contains("line 1"), "{error}");
     }
 }

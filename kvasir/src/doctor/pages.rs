@@ -4,8 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::{HUGE_PAGE_BYTES, Pages};
+use kvasir_transfer::memory::{HUGE_PAGE_BYTES, Pages, SharedMemory};
 
 use super::files::{entries, folders, word};
 use super::report::Finding;

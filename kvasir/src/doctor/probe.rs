@@ -7,10 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::{
     Completion, CompletionFuture, Domain, EfaConfig, Handlers, PeerId, RegionDesc, RegionHandle,
-    SharedMemory, Source, TransferConfig, TransferEngine, VerbsConfig, Write,
+    Source, TransferConfig, TransferEngine, VerbsConfig, Write,
 };
 
 use super::report::{Point, Probe};

@@ -8,8 +8,8 @@ use kvasir_conductor::{
     BalanceConfig, BalanceMode, Config as ConductorConfig, ModelConfig, RoutesConfig,
 };
 use kvasir_engine_reference::{Config as EngineConfig, Role, Routes};
-use kvasir_store_node::Config as NodeConfig;
-use kvasir_store_node::config::{Domain, EfaConfig, Routes as NodeRoutes, Ssd, Verify};
+use kvasir_store_node::config::{Config as NodeConfig, Routes as NodeRoutes, Ssd};
+use kvasir_transfer::{Domain, EfaConfig, Verify};
 
 use super::flags::{Engines, Flags, HOST_PAGE_BYTES};
 use crate::daemon::Kind;

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kvasir_engine_reference::Config as EngineConfig;
 use kvasir_engine_reference::model::Model;
-use kvasir_store_node::Config as NodeConfig;
-use kvasir_store_node::config::ARENA_SLOTS_MIN;
+use kvasir_store_node::config::{ARENA_SLOTS_MIN, Config as NodeConfig};
 
 use super::flags::{Engines, Flags, HOST_PAGE_BYTES};
 use crate::memory::{available_bytes, reserved_bytes};

@@ -16,10 +16,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-pub use kvasir_blocks::moving::engine_stops::Progress;
+use kvasir_blocks::moving::engine_stops::Progress;
 use kvasir_proto::v1;
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::{Access, MemoryError, Prefault};
+use kvasir_transfer::memory::{Access, MemoryError, Prefault, SharedMemory};
 use kvasir_transfer::ring::{Consumer, Producer, RingRange};
 
 use crate::words;

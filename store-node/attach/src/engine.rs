@@ -11,14 +11,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvasir_blocks::moving::engine_stops::Progress;
 use kvasir_proto::{SlotLayout, v1};
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::Access;
+use kvasir_transfer::memory::{Access, SharedMemory};
 use prost::Message;
 
-use crate::BoxFuture;
-use crate::control::Progress;
-use crate::line::{self, AttachError, Line, LineDescriptors, LineReceiver, LineSender};
+use crate::line::{self, Line, LineDescriptors, LineReceiver, LineSender};
+use crate::{AttachError, BoxFuture};
 
 /// What an engine says of itself.
 #[derive(Debug, Clone)]

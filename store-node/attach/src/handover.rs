@@ -79,9 +79,8 @@ pub fn say_goodbye(stream: BorrowedFd<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_transfer::SharedMemory;
     use kvasir_transfer::doorbell;
-    use kvasir_transfer::memory::{Access, Prefault};
+    use kvasir_transfer::memory::{Access, Prefault, SharedMemory};
 
     #[test]
     fn descriptors_arrive_and_the_end_of_the_connection_is_seen() {

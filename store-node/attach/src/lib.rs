@@ -5,7 +5,7 @@
 //! 2. [`engine`]: what an engine links
 //! 3. [`control`]: the control memory of one attach: header, progress word, load, two rings of
 //!    [`kvasir_transfer::ring`]
-//! 4. [`doorbell`] of the transfer engine: waking a sleeping side without system calls while both
+//! 4. [`kvasir_transfer::doorbell`]: waking a sleeping side without system calls while both
 //!    are awake, and without trusting it
 //! 5. [`words`]: what either side reads of the other without a message; `tests/models` runs it under loom
 //! 6. [`handover`]: descriptors over a Unix socket
@@ -15,7 +15,8 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
-pub mod engine;
+mod engine;
+mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod handover;
@@ -24,8 +25,7 @@ mod sync;
 pub mod words;
 
 pub use engine::{AttachOptions, EngineAttachment, Link, Receiver, Sender};
-pub use kvasir_transfer::{SharedMemory, doorbell};
-pub use line::AttachError;
+pub use error::AttachError;
 
 /// The public futures of this package: boxed, so that their code is compiled here and not again in each
 /// program that awaits them.

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use kvasir_transfer::doorbell::{self, Bell, Ringer};
-use kvasir_transfer::memory::MemoryError;
-use kvasir_transfer::ring::{Consumer, Corrupt, Producer, PushError};
+use kvasir_transfer::ring::{Consumer, Producer, PushError};
 
 use crate::BoxFuture;
-use crate::control::{ControlError, ControlMemory};
+use crate::control::ControlMemory;
+use crate::error::AttachError;
 use crate::handover::{self, Connection, Token};
 use crate::words;
 
@@ -30,56 +30,6 @@ const FULL_NAPS: u32 = 500;
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a wait may miss the end of the connection at most.
 const WAIT_MAX: Duration = Duration::from_millis(500);
-
-/// Why an attach failed or ended.
-#[derive(Debug, thiserror::Error)]
-pub enum AttachError {
-    /// Nobody answers there (yet): try again later.
-    #[error("no store node answers at {path}: {reason}")]
-    Unreachable { path: PathBuf, reason: String },
-    /// The node said no, in these words, and will say so again until something is set otherwise.
-    #[error("the store node refused the attach: {0}")]
-    Refused(String),
-    /// The node is gone or has detached this engine: attach anew.
-    #[error("the store node is gone or has detached this engine")]
-    Lost,
-    /// The node has not taken messages for 50 ms: it is overloaded or stuck.
-    #[error("the ring to the store node is full")]
-    Full,
-    /// Longer than a ring takes: split it.
-    #[error("a message of {bytes} bytes is longer than the ring takes ({bytes_max})")]
-    TooLong { bytes: usize, bytes_max: usize },
-    #[error("the store node broke the protocol: {0}")]
-    Protocol(String),
-}
-
-impl From<PushError> for AttachError {
-    fn from(error: PushError) -> Self {
-        match error {
-            PushError::Full => AttachError::Full,
-            PushError::TooLong { bytes, max } => AttachError::TooLong { bytes, bytes_max: max },
-            PushError::Corrupt(_) => AttachError::Protocol(error.to_string()),
-        }
-    }
-}
-
-impl From<Corrupt> for AttachError {
-    fn from(error: Corrupt) -> Self {
-        AttachError::Protocol(error.to_string())
-    }
-}
-
-impl From<MemoryError> for AttachError {
-    fn from(error: MemoryError) -> Self {
-        AttachError::Protocol(format!("the slot memory cannot be mapped: {error}"))
-    }
-}
-
-impl From<ControlError> for AttachError {
-    fn from(error: ControlError) -> Self {
-        AttachError::Protocol(error.to_string())
-    }
-}
 
 /// What sender and receiver share, and any thread may ask.
 #[derive(Debug)]

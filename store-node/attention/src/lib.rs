@@ -19,7 +19,7 @@
 //!
 //! Results are bit-equal for the same kernel, shape, split and number of threads.
 
-pub mod attend;
+mod attend;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 mod choice;
@@ -30,14 +30,13 @@ mod gather;
 pub mod index;
 pub mod matrix;
 mod narrow;
-pub mod pages;
-pub mod partial;
+mod pages;
+mod partial;
 mod scalar;
 mod simd;
 pub mod vectors;
 mod wide;
 
 pub use attend::{Attention, AttentionOptions, Job, Kernel, Precision};
-pub use index::{Candidate, IndexQuery};
 pub use pages::{PageError, PageList, PageSpec, RowDtype};
 pub use partial::{Partial, PartialMut, Query, Visible, merge};

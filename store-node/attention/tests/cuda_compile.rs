@@ -4,9 +4,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use kvasir_attention::RowDtype;
+use kvasir_attention::cuda::CudaError;
 use kvasir_attention::cuda::compile::Nvrtc;
-use kvasir_attention::cuda::variant::Arch;
-use kvasir_attention::cuda::{CudaError, Variant};
+use kvasir_attention::cuda::variant::{Arch, Variant};
 use kvasir_cuda::DriverError;
 
 /// Registers of a thread that the assembler may keep in memory: some that a CTA uses once for each

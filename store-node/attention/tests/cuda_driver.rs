@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use device::{DeviceQuery, DeviceRows};
-use kvasir_attention::cuda::variant::Arch;
-use kvasir_attention::cuda::{CudaAttention, CudaError, CudaJob, Variant};
+use kvasir_attention::cuda::variant::{Arch, Variant};
+use kvasir_attention::cuda::{CudaAttention, CudaError, CudaJob};
 use kvasir_attention::vectors::Case;
 use kvasir_attention::{Partial, RowDtype};
 use kvasir_cuda::{Device, Driver, DriverError, Event, Graph, Stream};

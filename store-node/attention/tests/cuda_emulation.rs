@@ -11,10 +11,9 @@ use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
-use kvasir_attention::cuda::job::DeviceJob;
 use kvasir_attention::cuda::plan::{Machine, Plan, Work};
-use kvasir_attention::cuda::variant::Arch;
-use kvasir_attention::cuda::{CudaJob, Variant};
+use kvasir_attention::cuda::variant::{Arch, Variant};
+use kvasir_attention::cuda::{CudaJob, DeviceJob};
 use kvasir_attention::vectors::{Case, Errors};
 use kvasir_attention::{
     Attention, AttentionOptions, Kernel, PageList, PageSpec, Partial, Precision, Query, RowDtype,

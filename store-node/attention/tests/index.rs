@@ -4,10 +4,8 @@
 #[path = "support/paged.rs"]
 mod paged;
 
-use kvasir_attention::index::best;
-use kvasir_attention::{
-    Attention, AttentionOptions, Candidate, IndexQuery, Kernel, RowDtype, Visible,
-};
+use kvasir_attention::index::{Candidate, IndexQuery, best};
+use kvasir_attention::{Attention, AttentionOptions, Kernel, RowDtype, Visible};
 use paged::Paged;
 
 const HEADS: usize = 3;

@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvasir_blocks::moving::pages::Pages;
 use kvasir_blocks::{Allocate, AttachEpoch, Blocks, Eviction, Options};
-use kvasir_proto::layout::Run;
-use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex, SlotLayout, TxId};
+use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotIndex, SlotLayout, SlotRun, TxId};
 
 const BLOCKS: u32 = 1_000_000;
 const CHAIN: u32 = 1_000;
@@ -50,8 +49,8 @@ fn key(chain: u32, block: u32) -> BlockKey {
 
 /// Each layer of a page is a run of its own.
 fn layout(layers: u64) -> Arc<SlotLayout> {
-    let run = |layer| vec![Run { offset_bytes: 64 * layer, length_bytes: 64 }];
-    let layers: Vec<Vec<Run>> = (0..layers).map(run).collect();
+    let run = |layer| vec![SlotRun { offset_bytes: 64 * layer, length_bytes: 64 }];
+    let layers: Vec<Vec<SlotRun>> = (0..layers).map(run).collect();
     let bytes = 64 * layers.len() as u64;
     Arc::new(SlotLayout::new(BLOCK_TOKENS, bytes, layers).expect("a layout"))
 }
@@ -79,7 +78,7 @@ fn compute(blocks: &mut Blocks, chain: u32, layout: &Arc<SlotLayout>) {
     blocks.bind(request.share, AttachEpoch(1)).expect("an engine takes it");
     let mut pages = Pages::new(Arc::clone(layout), &got.pages);
     for page in 0..CHAIN {
-        let sum = |slot: SlotIndex, run: Run| u64::from(slot.0) << 32 | run.offset_bytes;
+        let sum = |slot: SlotIndex, run: SlotRun| u64::from(slot.0) << 32 | run.offset_bytes;
         assert!(pages.finish_layers(page, 1, 0..pages.layers(), sum));
         let checksum = pages.checksum(page).expect("all of it is hashed");
         blocks.commit_page(request.share, page, checksum).expect("it is written");

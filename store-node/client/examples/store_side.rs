@@ -15,9 +15,10 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use kvasir_client::{Class, Client, Key, Object, OpenOptions, Outcome, PutOptions};
-use kvasir_store_node::{Config, start};
-use kvasir_transfer::memory::Prefault;
-use kvasir_transfer::{Domain, SharedMemory};
+use kvasir_store_node::config::Config;
+use kvasir_store_node::start;
+use kvasir_transfer::Domain;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use serde::{Deserialize, Serialize};
 
 type Done<T> = Result<T, Box<dyn Error>>;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use kvasir_attach::line::{self, Line, LineDescriptors};
 use kvasir_proto::{BlockKey, Namespace, SlotLayout, objects, v1};
-use kvasir_transfer::memory::{Access, MemoryError};
-use kvasir_transfer::{SharedMemory, fold};
+use kvasir_transfer::fold;
+use kvasir_transfer::memory::{Access, MemoryError, SharedMemory};
 use v1::client_to_node::Message as ToNode;
 use v1::node_to_client::Message as FromNode;
 

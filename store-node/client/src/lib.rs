@@ -41,9 +41,9 @@
 //! a get gives), `write` (how an object is laid into a slot, and its checksums).
 
 mod calls;
-pub mod client;
-pub mod error;
-pub mod object;
+mod client;
+mod error;
+mod object;
 mod write;
 
 pub use client::{Class, Client, OpenOptions, Outcome, PutOptions, Reservation, Tier};

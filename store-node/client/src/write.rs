@@ -1,10 +1,9 @@
 //! How an object is laid into a slot: its bytes, zeros, the footer; and the checksum of each run, computed
 //! in the pass that copies it.
 
-use kvasir_proto::layout::Run;
-use kvasir_proto::{SlotLayout, objects};
-use kvasir_transfer::memory::RangeError;
-use kvasir_transfer::{Checksum, SharedMemory};
+use kvasir_proto::{SlotLayout, SlotRun, objects};
+use kvasir_transfer::Checksum;
+use kvasir_transfer::memory::{RangeError, SharedMemory};
 
 static ZEROS: [u8; 8 << 10] = [0; 8 << 10];
 
@@ -17,7 +16,7 @@ pub(crate) struct Shape {
     /// Where the runs end.
     end: usize,
     /// In the order of their place.
-    runs: Vec<Run>,
+    runs: Vec<SlotRun>,
     /// Of each run of the layout, layer by layer: which of `runs` it is.
     order: Vec<usize>,
 }
@@ -203,7 +202,7 @@ mod tests {
 
     #[test]
     fn an_object_lies_across_the_runs_of_an_engines_layout() {
-        let run = |offset_bytes, length_bytes| Run { offset_bytes, length_bytes };
+        let run = |offset_bytes, length_bytes| SlotRun { offset_bytes, length_bytes };
         let layers = vec![vec![run(100, 9_000), run(0, 60)], vec![run(60, 40), run(9_100, 20)]];
         let layout = SlotLayout::new(64, 9_200, layers).expect("a layout");
         check(&layout, &[0, 59, 60, 61, 5_000, 9_090, 9_104]);

@@ -13,16 +13,16 @@
 //! A table of functions is looked up when the first of them is needed: a driver that lacks some is only of no use to
 //! those who call them.
 
-pub mod ask;
-pub mod driver;
-pub mod kernel;
-pub mod shared;
+mod ask;
+mod driver;
+mod kernel;
+mod shared;
 #[cfg_attr(kvasir_cudarc, path = "table_cudarc.rs")]
 #[cfg_attr(not(kvasir_cudarc), path = "table_own.rs")]
 mod table;
 
 pub use ask::{Asked, AskedDevice};
-pub use driver::{Device, DeviceAddress, Driver, Memory, Stream};
+pub use driver::{Device, DeviceAddress, Driver, Memory, Stream, symbol};
 pub use kernel::{Event, Graph, Kernel, Module};
 pub use shared::{IpcHandle, Registered, SharedAllocation};
 

@@ -10,14 +10,16 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
+use kvasir_attention::Precision;
 use kvasir_proto::{Generation, Namespace, SlotIndex, SlotLayout};
-use kvasir_route::holder::{Holder, HolderOptions, OpenRoute, OpenSession, Precision};
+use kvasir_route::holder::{Holder, HolderOptions, OpenRoute, OpenSession};
 use kvasir_route::requester::{
     Grant, PartRows, QueryShape, Requester, RequesterOptions, Session, SessionSize, gather,
 };
-use kvasir_route::{Domain, Part, WireDtype, wire};
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::Prefault;
+use kvasir_route::wire;
+use kvasir_route::wire::{Part, WireDtype};
+use kvasir_transfer::Domain;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use prometheus::Registry;
 
 const D_QK: usize = 576;

@@ -1,7 +1,8 @@
 //! The parsers of this package that read bytes of other processes, as targets: what must hold of each
 //! is said in `kvasir-fuzzing`. They run in the tests, and under libFuzzer in `store-node/fuzz`.
 
-use kvasir_attention::{Candidate, Partial};
+use kvasir_attention::Partial;
+use kvasir_attention::index::Candidate;
 use kvasir_fuzzing::{Target, within};
 
 use crate::wire::{

@@ -21,7 +21,3 @@ pub mod requester;
 mod sync;
 mod turns;
 pub mod wire;
-
-pub use kvasir_attention::{Partial, merge};
-pub use kvasir_transfer::{Domain, TlsFiles};
-pub use wire::{Dispatch, MessageStatus, Part, PartStatus, WireDtype};

@@ -16,7 +16,7 @@
 //! What is answered is in [`answer`]. Both come from another process: nothing in them is believed before it
 //! is checked.
 
-pub mod answer;
+mod answer;
 
 pub use answer::{
     ANSWER_HEADER_BYTES, Answer, Asked, Best, BestShape, MessageStatus, PartStatus, PartialShape,

@@ -6,18 +6,19 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use kvasir_attention::{Attention, AttentionOptions, Query, Visible};
+use kvasir_attention::{Attention, AttentionOptions, Partial, Precision, Query, Visible, merge};
 use kvasir_proto::{Generation, Namespace, SlotIndex, SlotLayout};
 use kvasir_route::holder::{
-    Holder, HolderOptions, OpenError, OpenRoute, OpenSession, Precision, RouteOpened, RowShape,
+    Holder, HolderOptions, OpenError, OpenRoute, OpenSession, RouteOpened, RowShape,
 };
 use kvasir_route::requester::{
     DispatchError, Flight, FlightError, Grant, PartRows, QueryShape, Requester, RequesterOptions,
     Session, SessionSize, gather,
 };
-use kvasir_route::{Domain, MessageStatus, Part, PartStatus, Partial, WireDtype, merge, wire};
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::Prefault;
+use kvasir_route::wire;
+use kvasir_route::wire::{MessageStatus, Part, PartStatus, WireDtype};
+use kvasir_transfer::Domain;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use prometheus::Registry;
 
 const BLOCK: usize = 4;

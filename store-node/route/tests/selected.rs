@@ -6,20 +6,17 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use kvasir_attention::{Attention, AttentionOptions, IndexQuery, Query, Visible};
-use kvasir_proto::layout::Run;
-use kvasir_proto::{Generation, Namespace, SlotIndex, SlotLayout};
-use kvasir_route::holder::{
-    Holder, HolderOptions, OpenRoute, OpenSession, Precision, RouteOpened, RowShape,
-};
+use kvasir_attention::index::IndexQuery;
+use kvasir_attention::{Attention, AttentionOptions, Partial, Precision, Query, Visible};
+use kvasir_proto::{Generation, Namespace, SlotIndex, SlotLayout, SlotRun};
+use kvasir_route::holder::{Holder, HolderOptions, OpenRoute, OpenSession, RouteOpened, RowShape};
 use kvasir_route::requester::{
     DispatchError, Flight, Grant, IndexRows, IndexShape, QueryShape, Requester, RequesterOptions,
     SelectedRows, Session, SessionSize, gather,
 };
-use kvasir_route::wire::Best;
-use kvasir_route::{Domain, Part, PartStatus, Partial, WireDtype};
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::Prefault;
+use kvasir_route::wire::{Best, Part, PartStatus, WireDtype};
+use kvasir_transfer::Domain;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use prometheus::Registry;
 
 const BLOCK: usize = 4;
@@ -41,7 +38,7 @@ fn layout(keys: bool) -> Arc<SlotLayout> {
     let (rows, key_bytes) = ((BLOCK * D_QK * 4) as u64, (BLOCK * WIDTH * 4) as u64);
     let layer = |layer: u64| {
         let at = layer * (rows + key_bytes);
-        let run = |offset_bytes, length_bytes| Run { offset_bytes, length_bytes };
+        let run = |offset_bytes, length_bytes| SlotRun { offset_bytes, length_bytes };
         let both = vec![run(at, rows), run(at + rows, key_bytes)];
         if keys { both } else { both[..1].to_vec() }
     };
@@ -323,7 +320,7 @@ fn what_may_not_be_scored_is_refused_by_name_and_the_rest_is_not() {
     let sent =
         host.session.dispatch_selected(&shape(WireDtype::F32), HEADS as u32, &[beyond], DEADLINE);
     let answer = gather(vec![sent.expect("sent")], Instant::now() + DEADLINE).remove(0);
-    assert_eq!(answer.expect("an answer").status, kvasir_route::MessageStatus::Malformed);
+    assert_eq!(answer.expect("an answer").status, kvasir_route::wire::MessageStatus::Malformed);
 }
 
 #[test]

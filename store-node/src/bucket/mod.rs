@@ -30,7 +30,7 @@ mod worker;
 
 use std::sync::Arc;
 
-use kvasir_transfer::SharedMemory;
+use kvasir_transfer::memory::SharedMemory;
 use tokio::runtime::Handle;
 
 use self::jobs::{BucketTask, Reports};

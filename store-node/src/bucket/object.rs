@@ -106,7 +106,7 @@ pub(crate) fn decode(
 /// Of the runs of a block.
 pub(crate) fn checksums(layout: &SlotLayout, payload: &[u8]) -> Vec<u64> {
     let runs = (0..layout.layers()).flat_map(|layer| layout.runs(layer));
-    let of_run = |run: &kvasir_proto::layout::Run| {
+    let of_run = |run: &kvasir_proto::SlotRun| {
         let start = run.offset_bytes as usize;
         checksum(&payload[start..start + run.length_bytes as usize])
     };
@@ -115,8 +115,7 @@ pub(crate) fn checksums(layout: &SlotLayout, payload: &[u8]) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_proto::layout::Run;
-    use kvasir_proto::{BlockKey, Class, Namespace, Tenant};
+    use kvasir_proto::{BlockKey, Class, Namespace, SlotRun, Tenant};
     use proptest::prelude::*;
 
     use super::*;
@@ -124,7 +123,7 @@ mod tests {
     const PAYLOAD: &[u8] = b"two runs of a block.";
 
     fn layout() -> SlotLayout {
-        let run = |offset_bytes, length_bytes| vec![Run { offset_bytes, length_bytes }];
+        let run = |offset_bytes, length_bytes| vec![SlotRun { offset_bytes, length_bytes }];
         SlotLayout::new(4, 20, vec![run(0, 8), run(8, 10)]).expect("a layout")
     }
 

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use kvasir_proto::layout::Run;
-use kvasir_proto::{SlotIndex, SlotLayout};
-use kvasir_transfer::memory::MemoryError;
-use kvasir_transfer::{Checksum, SharedMemory, fold};
+use kvasir_proto::{SlotIndex, SlotLayout, SlotRun};
+use kvasir_transfer::memory::{MemoryError, SharedMemory};
+use kvasir_transfer::{Checksum, fold};
 
 /// Memory for the cache, shared with the engine and written by peers.
 #[derive(Debug, Clone)]
@@ -36,7 +35,7 @@ impl Arena {
     /// The checksum of one run of a slot, as writes carry it. Runs are hashed when they are finished: committed,
     /// or said to be written by an engine that then leaves them alone. One that breaks its word makes a checksum
     /// that does not fit, which is what checksums are for.
-    pub(crate) fn run_checksum(&self, layout: &SlotLayout, slot: SlotIndex, run: Run) -> u64 {
+    pub(crate) fn run_checksum(&self, layout: &SlotLayout, slot: SlotIndex, run: SlotRun) -> u64 {
         let offset = u64::from(slot.0) * layout.slot_bytes() + run.offset_bytes;
         let mut sum = Checksum::new();
         let added = self.memory.add_to(offset as usize, run.length_bytes as usize, &mut sum);

@@ -5,8 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use kvasir_blocks::Blocks;
 use kvasir_proto::{Generation, SlotIndex};
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::MemoryError;
+use kvasir_transfer::memory::{MemoryError, SharedMemory};
 
 use kvasir_attach::words;
 

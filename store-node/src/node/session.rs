@@ -5,8 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use kvasir_attach::control::Progress;
-use kvasir_blocks::moving::engine_stops::EngineStops;
+use kvasir_blocks::moving::engine_stops::{EngineStops, Progress};
 use kvasir_proto::{SlotLayout, v1};
 use prost::Message;
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use kvasir_proto::Share;
 
-use kvasir_attach::control::Progress;
+use kvasir_blocks::moving::engine_stops::Progress;
 
 /// Plans that may wait for their step; an engine is at most a step or two ahead.
 const PLANS_MAX: usize = 256;

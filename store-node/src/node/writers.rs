@@ -6,8 +6,9 @@
 use std::sync::Arc;
 
 use kvasir_blocks::moving::writers::{self, Admission, CutRound};
+use kvasir_transfer::memory::SharedMemory;
 use kvasir_transfer::{
-    Completion, Endpoint, Outcome, PeerId, RegionDesc, RegionHandle, SharedMemory, TransferEngine,
+    Completion, Endpoint, Outcome, PeerId, RegionDesc, RegionHandle, TransferEngine,
 };
 
 use super::command::Refused;

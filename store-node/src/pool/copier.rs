@@ -14,8 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use kvasir_blocks::{RiseError, WritePageError};
-use kvasir_proto::layout::Run;
-use kvasir_proto::{SlotIndex, SlotLayout};
+use kvasir_proto::{SlotIndex, SlotLayout, SlotRun};
 use kvasir_transfer::fold;
 
 use super::Pool;
@@ -257,7 +256,7 @@ fn log_fault(fault: &CopyFault) {
 }
 
 /// The runs of the slot that are copied, layer by layer, each with its place among all runs of a slot.
-fn slot_runs(copy: &Copy) -> impl Iterator<Item = (usize, Run)> + '_ {
+fn slot_runs(copy: &Copy) -> impl Iterator<Item = (usize, SlotRun)> + '_ {
     let layers = match &copy.way {
         Way::Layers { layers, .. } => usize::from(layers.start)..usize::from(layers.end),
         Way::IntoSlot { .. } | Way::IntoPage { .. } => 0..copy.layout.layers(),

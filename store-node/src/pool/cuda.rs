@@ -10,8 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvasir_cuda::{Device, Driver, DriverError, IpcHandle, Registered, SharedAllocation, Stream};
 use kvasir_proto::{PoolLayout, v1};
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::RangeError;
+use kvasir_transfer::memory::{RangeError, SharedMemory};
 
 use super::memory::{CopyFault, PoolMemory};
 

@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 
-use kvasir_transfer::memory::{MemoryError, RangeError};
-use kvasir_transfer::{Checksum, SharedMemory, Stores};
+use kvasir_transfer::memory::{MemoryError, RangeError, SharedMemory};
+use kvasir_transfer::{Checksum, Stores};
 
 /// A copy came to nothing.
 #[derive(Debug, thiserror::Error)]

@@ -13,8 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kvasir_proto::pool::PoolLayoutError;
-use kvasir_proto::{PoolLayout, SlotLayout, v1};
+use kvasir_proto::{PoolLayout, PoolLayoutError, SlotLayout, v1};
 use kvasir_transfer::memory::MemoryError;
 use v1::pool_description::Memory;
 
@@ -147,7 +146,7 @@ mod tests {
 
     #[test]
     fn all_pools_together_have_no_more_than_the_node_gives() {
-        let memory = kvasir_transfer::SharedMemory::create(
+        let memory = kvasir_transfer::memory::SharedMemory::create(
             "slots",
             1 << 16,
             kvasir_transfer::memory::Prefault::No,

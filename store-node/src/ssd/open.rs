@@ -152,8 +152,8 @@ mod tests {
     use std::time::Duration;
 
     use kvasir_log::{DiskDone, DiskOp, PAGE_BYTES, PageBuf, Span};
-    use kvasir_transfer::memory::Prefault;
-    use kvasir_transfer::{SharedMemory, checksum};
+    use kvasir_transfer::checksum;
+    use kvasir_transfer::memory::{Prefault, SharedMemory};
 
     use super::*;
 

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use kvasir_log::Span;
-use kvasir_transfer::{Checksum, SharedMemory};
+use kvasir_transfer::Checksum;
+use kvasir_transfer::memory::SharedMemory;
 
 const WITHIN: &str = "slots of a checked layout lie in the arena";
 

@@ -16,10 +16,10 @@ use kvasir_log::{
     AppendError, Counts, Disk, DiskError, ExtentBuf, Log, Options, Output, ReadError, ReadExtent,
     Record, RecoverError, Recovered, Span, recover,
 };
-use kvasir_proto::layout::Run;
-use kvasir_proto::{BlockKey, Mark, Namespace, SlotIndex, SlotLayout};
+use kvasir_proto::{BlockKey, Mark, Namespace, SlotIndex, SlotLayout, SlotRun};
+use kvasir_transfer::fold;
+use kvasir_transfer::memory::SharedMemory;
 use kvasir_transfer::spin::Spin;
-use kvasir_transfer::{SharedMemory, fold};
 use tokio::sync::oneshot;
 
 use super::open::{Opened, drop_index, open_disk, open_index};
@@ -61,7 +61,8 @@ impl Shape {
     /// A slot is one run, so that the checksum of this is that of all its bytes.
     fn is_one_run(&self) -> bool {
         let layout = &self.layout;
-        let is_all = |run: &Run| run.offset_bytes == 0 && run.length_bytes == layout.slot_bytes();
+        let is_all =
+            |run: &SlotRun| run.offset_bytes == 0 && run.length_bytes == layout.slot_bytes();
         layout.runs_per_page() == 1 && layout.layers() == 1 && layout.runs(0).iter().all(is_all)
     }
 }
@@ -704,7 +705,7 @@ mod tests {
         let index = Box::new(FailingIndex(Arc::clone(&index_fails)));
         let log = recover(&mut disk, index, &options).expect("a log").log;
         let slots = SharedMemory::create("slots", 8 * SLOT as usize, Prefault::No).expect("memory");
-        let runs = vec![vec![Run { offset_bytes: 0, length_bytes: SLOT }]];
+        let runs = vec![vec![SlotRun { offset_bytes: 0, length_bytes: SLOT }]];
         let layout = Arc::new(SlotLayout::new(1, SLOT, runs).expect("a layout"));
         let (jobs, receiver) = sync_channel(8);
         let (report, reports) = sync_channel(1_024);

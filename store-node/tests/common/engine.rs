@@ -18,7 +18,7 @@ pub(crate) struct FakeEngine {
     seen: VecDeque<FromNode>,
 }
 
-pub(crate) fn options(attach_dir: &Path, layout: SlotLayout) -> AttachOptions {
+pub(crate) fn engine_options(attach_dir: &Path, layout: SlotLayout) -> AttachOptions {
     AttachOptions {
         attach_dir: attach_dir.into(),
         instance_id: "engine".into(),
@@ -41,7 +41,8 @@ pub(crate) fn options(attach_dir: &Path, layout: SlotLayout) -> AttachOptions {
 
 impl FakeEngine {
     pub(crate) async fn attach(node: &TestNode) -> Self {
-        let attachment = EngineAttachment::connect(options(&node.attach_dir(), layout())).await;
+        let attachment =
+            EngineAttachment::connect(engine_options(&node.attach_dir(), layout())).await;
         FakeEngine::new(attachment.expect("attached"))
     }
 
@@ -49,7 +50,7 @@ impl FakeEngine {
         node: &TestNode,
         layout: SlotLayout,
     ) -> Result<Self, AttachError> {
-        let options = options(&node.attach_dir(), layout);
+        let options = engine_options(&node.attach_dir(), layout);
         EngineAttachment::connect(options).await.map(FakeEngine::new)
     }
 
@@ -63,7 +64,7 @@ impl FakeEngine {
         name: &str,
         change: impl FnOnce(&mut AttachOptions),
     ) -> Result<Self, AttachError> {
-        let mut options = options(&node.attach_dir(), layout());
+        let mut options = engine_options(&node.attach_dir(), layout());
         options.instance_id = name.into();
         change(&mut options);
         EngineAttachment::connect(options).await.map(FakeEngine::new)

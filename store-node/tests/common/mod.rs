@@ -3,17 +3,17 @@
 // Each test binary uses a part of this.
 #![allow(dead_code)]
 
-pub(super) mod engine;
-pub(super) mod node;
+mod engine;
+mod node;
 pub(super) mod pooled;
 
 use std::time::{Duration, Instant};
 
 use kvasir_proto::{BlockKey, Namespace, Share, Side, SlotLayout, TxId, keys, v1};
 
-pub(super) use engine::FakeEngine;
-pub(super) use kvasir_store_node::config::Domain;
-pub(super) use node::TestNode;
+pub(super) use engine::{FakeEngine, engine_options};
+pub(super) use kvasir_transfer::Domain;
+pub(super) use node::{TestNode, node_config};
 
 /// Long enough that a slow machine never meets it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);

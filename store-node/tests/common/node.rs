@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use kvasir_proto::{BlockKey, Share, v1};
-use kvasir_store_node::config::{Config, Domain};
+use kvasir_store_node::config::Config;
 use kvasir_store_node::{Running, start};
+use kvasir_transfer::Domain;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::transport::Channel;
@@ -19,7 +20,7 @@ pub(crate) struct TestNode {
     dir: TempDir,
 }
 
-pub(crate) fn config(dir: &Path, domain: Domain) -> Config {
+pub(crate) fn node_config(dir: &Path, domain: Domain) -> Config {
     Config {
         node_id: "test".into(),
         listen: "127.0.0.1:0".parse().expect("an address"),
@@ -40,7 +41,7 @@ impl TestNode {
 
     pub(crate) async fn start_with(domain: Domain, change: impl FnOnce(&mut Config)) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut config = config(dir.path(), domain);
+        let mut config = node_config(dir.path(), domain);
         change(&mut config);
         let running = start(config).await.expect("a node");
         let address = format!("http://{}", running.address());

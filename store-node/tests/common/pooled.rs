@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use kvasir_attach::{AttachError, EngineAttachment};
 use kvasir_proto::{BlockKey, PoolLayout, Share, v1};
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use v1::engine_to_node::Message as ToNode;
 use v1::node_to_engine::Message as FromNode;
 
-use super::engine::options;
-use super::{BLOCK_TOKENS, FakeEngine, LAYERS, TestNode, chain, layout, namespace, page_bytes};
+use super::{
+    BLOCK_TOKENS, FakeEngine, LAYERS, TestNode, chain, engine_options, layout, namespace,
+    page_bytes,
+};
 
 pub(crate) const PAGES: u32 = 32;
 pub(crate) const LAYER_BYTES: u64 = 1024;
@@ -68,7 +69,7 @@ impl Pooled {
         dir: &Path,
         pool: v1::PoolDescription,
     ) -> Result<FakeEngine, AttachError> {
-        let mut options = options(dir, layout());
+        let mut options = engine_options(dir, layout());
         options.pool = Some(pool);
         Ok(FakeEngine::new(EngineAttachment::connect(options).await?))
     }

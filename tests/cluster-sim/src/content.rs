@@ -46,7 +46,7 @@ pub fn page(before: &PageBytes, tokens: &[u32]) -> PageBytes {
 pub fn checksums(page: &PageBytes) -> Vec<u64> {
     let layout = layout();
     let runs = (0..layout.layers()).flat_map(|layer| layout.runs(layer));
-    let bytes = |run: &kvasir_proto::layout::Run| {
+    let bytes = |run: &kvasir_proto::SlotRun| {
         let start = run.offset_bytes as usize;
         kvasir_transfer::checksum(&page[start..start + run.length_bytes as usize])
     };

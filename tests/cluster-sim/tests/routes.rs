@@ -19,12 +19,13 @@ use kvasir_placement::{
     Steering, place,
 };
 use kvasir_proto::{InstanceId, NodeId};
-use kvasir_route::{WireDtype, wire};
-use kvasir_transfer::memory::Prefault;
+use kvasir_route::wire;
+use kvasir_route::wire::WireDtype;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::sim::{SimConfig, SimEngine, SimNetwork};
 use kvasir_transfer::{
-    Completion, Expect, Handlers, PageSide, PeerId, RegionDesc, RegionHandle, SharedMemory, Source,
-    Write, WritePaged,
+    Completion, Expect, Handlers, PageSide, PeerId, RegionDesc, RegionHandle, Source, Write,
+    WritePaged,
 };
 
 const BLOCK_TOKENS: u32 = 64;

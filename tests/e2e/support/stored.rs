@@ -6,8 +6,7 @@ use std::path::PathBuf;
 
 use kvasir_proto::v1::store_node_client::StoreNodeClient;
 use kvasir_proto::{BlockKey, keys, v1};
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::Access;
+use kvasir_transfer::memory::{Access, SharedMemory};
 use tonic::transport::Channel;
 
 use super::cluster::Cluster;

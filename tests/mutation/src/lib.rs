@@ -9,9 +9,9 @@
 
 #![forbid(unsafe_code)]
 
-pub mod points;
+mod points;
 
-pub use points::Mutation;
+pub use points::{Finder, Mutation, POINTS, Point};
 
 /// Whether `mutation` is applied. A constant `false` unless this is a mutation build.
 #[cfg(not(kvasir_mutations))]
@@ -35,7 +35,7 @@ pub fn mutated(mutation: Mutation) -> bool {
 fn selected() -> Option<Mutation> {
     #[allow(clippy::disallowed_methods, reason = "only a mutation build reads it, for its tests")]
     let name = std::env::var("KVASIR_MUTATION").ok().filter(|name| !name.is_empty())?;
-    let point = points::find(&name);
+    let point = Point::find(&name);
     assert!(point.is_some(), "KVASIR_MUTATION={name}: no mutation has this name");
     point.map(|point| point.mutation)
 }

@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output};
 
-use kvasir_mutation::points::{self, ALL, Finder, Point};
+use kvasir_mutation::{Finder, POINTS, Point};
 
 const USAGE: &str = "usage: kvasir-mutation [--list | --table] [--again] [NAME...]\n\n\
     Applies each mutation (or those that are named) and runs the test that must find it.\n\
@@ -51,7 +51,7 @@ fn run(arguments: impl Iterator<Item = String>) -> Result<bool, String> {
             name => names.push(point(name)?),
         }
     }
-    let selected = if names.is_empty() { ALL.to_vec() } else { names };
+    let selected = if names.is_empty() { POINTS.to_vec() } else { names };
     if lists {
         for Point { name, effect, finder, .. } in selected {
             println!("{name}: {} [{}]", effect.trim(), suite(finder).join(" "));
@@ -89,7 +89,7 @@ fn table(selected: &[Point], earlier: &BTreeMap<String, String>) -> String {
 }
 
 fn point(name: &str) -> Result<Point, String> {
-    points::find(name).ok_or_else(|| format!("no mutation is called {name}; see --list"))
+    Point::find(name).ok_or_else(|| format!("no mutation is called {name}; see --list"))
 }
 
 /// The command, without the program that limits its time.
@@ -332,8 +332,8 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_each_is_found_by_itself() {
-        for point in ALL {
-            let found = points::find(point.name).expect("it is in the list");
+        for point in POINTS {
+            let found = Point::find(point.name).expect("it is in the list");
             assert_eq!(found.mutation, point.mutation, "{}", point.name);
         }
         assert!(point("NoSuchMutation").is_err());

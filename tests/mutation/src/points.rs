@@ -24,9 +24,11 @@ pub struct Point {
     pub finder: Finder,
 }
 
-/// The mutation of this name.
-pub fn find(name: &str) -> Option<Point> {
-    ALL.iter().copied().find(|point| point.name == name)
+impl Point {
+    /// The mutation of this name.
+    pub fn find(name: &str) -> Option<Point> {
+        POINTS.iter().copied().find(|point| point.name == name)
+    }
 }
 
 macro_rules! mutations {
@@ -38,7 +40,7 @@ macro_rules! mutations {
         }
 
         /// All mutations.
-        pub const ALL: &[Point] = &[
+        pub const POINTS: &[Point] = &[
             $(Point {
                 mutation: Mutation::$name,
                 name: stringify!($name),

@@ -1,11 +1,15 @@
 //! Checks on the repository itself; what is here is what they share. They need only the files and
 //! Cargo, and reach no network.
 //!
-//! - `tests/packages.rs`: who may depend on whom, what a core may not depend on, lints
+//! - `tests/packages.rs`: who may depend on whom, what a core may not depend on, one path for each public item, lints
 //! - `tests/files.rs`: file sizes, unsafe code, unfinished work, the licence
 //! - `tests/documents.rs`: links between documents
 //! - `tests/mutations.rs`: each mutation has its place in the code
+//!
+//! [`modules`] reads what Rust files declare.
 #![forbid(unsafe_code)]
+
+pub mod modules;
 
 use std::path::{Path, PathBuf};
 

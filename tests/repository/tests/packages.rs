@@ -1,10 +1,11 @@
 //! Who may depend on whom. The arrows run downward: a package uses what stands left of it in the
-//! table, and nothing uses `kvasir` or the tests.
+//! table, and nothing uses `kvasir` or the tests. And: an item of a package has one path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use kvasir_tests_repository::modules::{Declaration, DeclarationKind, declarations};
 use kvasir_tests_repository::{assert_none, files, read, root};
 use serde_json::Value;
 
@@ -127,6 +128,17 @@ const NEVER_BY_DEFAULT: [(&str, &str); 5] = [
 /// Time, randomness, threads and the outside world are passed into a core.
 const NOT_IN_A_CORE: [&str; 8] =
     ["tokio", "axum", "tonic", "nix", "libc", "rand", "reqwest", "mio"];
+
+/// Folders of packages, and packages of which they may re-export items: a user of the first must not need the second.
+const FACADES: [(&str, &str); 4] = [
+    // Outcomes and signals of the transfer engine, and the checksum that its writes carry.
+    ("transfer", "kvasir_transfer_core"),
+    ("transfer", "kvasir_checksum"),
+    // The key of an object.
+    ("store-node/client", "kvasir_proto"),
+    // A limit on messages of engines, which must not know the node's core.
+    ("store-node/attach", "kvasir_blocks"),
+];
 
 /// Libraries that must be opened at run time, because a host may lack them.
 const NEVER_LINKED: [&str; 3] = ["openssl-sys", "native-tls", "rdma-sys"];
@@ -337,4 +349,156 @@ fn every_package_uses_the_one_lint_table_and_licence() {
         }
     }
     assert_none("manifests", &complaints);
+}
+
+/// A file's declarations.
+struct FileDeclarations {
+    file: PathBuf,
+    /// The path of its module in its package.
+    module: Vec<String>,
+    declarations: Vec<Declaration>,
+}
+
+/// The folder of a file's package, and the path of its module. A file that is not below `src` counts as a package.
+fn module_of(file: &Path) -> (PathBuf, Vec<String>) {
+    let parts: Vec<String> = file.iter().map(|it| it.to_string_lossy().into_owned()).collect();
+    let Some(at) = parts.iter().rposition(|part| part == "src") else {
+        return (file.to_owned(), Vec::new());
+    };
+    let mut module = parts[at + 1..].to_vec();
+    let name = module.pop().expect("a file has a name");
+    if !matches!(name.as_str(), "lib.rs" | "main.rs" | "mod.rs") {
+        module.push(name.trim_end_matches(".rs").to_owned());
+    }
+    (parts[..at].iter().collect(), module)
+}
+
+fn declarations_by_package() -> BTreeMap<PathBuf, Vec<FileDeclarations>> {
+    let mut packages: BTreeMap<PathBuf, Vec<FileDeclarations>> = BTreeMap::new();
+    for file in files(&[".rs"]) {
+        let (package, module) = module_of(&file);
+        let declarations = declarations(&read(&file));
+        packages.entry(package).or_default().push(FileDeclarations { file, module, declarations });
+    }
+    packages
+}
+
+/// The path from the root of the package, as far as it is one of this package.
+fn absolute(scope: &[String], path: &[String]) -> Vec<String> {
+    let (mut from, mut rest) = (scope.to_vec(), path);
+    while let Some((first, after)) = rest.split_first() {
+        match first.as_str() {
+            "crate" => from.clear(),
+            "self" => {}
+            "super" => from.truncate(from.len().saturating_sub(1)),
+            _ => break,
+        }
+        rest = after;
+    }
+    [&from, rest].concat()
+}
+
+/// Re-exports of a package that give an item a second path.
+fn second_paths(files: &[FileDeclarations]) -> Vec<String> {
+    // Modules that are visible where they are declared, and those that are public.
+    let (mut visible, mut public) = (BTreeSet::new(), BTreeSet::from([Vec::new()]));
+    for FileDeclarations { module, declarations, .. } in files {
+        for it in declarations {
+            if let DeclarationKind::Module(name) = &it.kind {
+                let path = [module, &it.scope, std::slice::from_ref(name)].concat();
+                if it.is_public {
+                    public.insert(path.clone());
+                }
+                visible.insert(path);
+            }
+        }
+    }
+    let is_reachable =
+        |module: &[String]| (0..=module.len()).all(|end| public.contains(&module[..end]));
+    let mut complaints = Vec::new();
+    for FileDeclarations { file, module, declarations } in files {
+        for it in declarations {
+            let DeclarationKind::Reexport(path) = &it.kind else { continue };
+            let scope = [module.as_slice(), &it.scope].concat();
+            let item = absolute(&scope, path);
+            let is_below = item.len() > scope.len() && item.starts_with(&scope);
+            let of_visible = is_below && visible.contains(&item[..=scope.len()]);
+            let (_, parent) = item.split_last().expect("a path has a name");
+            let of_public =
+                it.is_public && is_reachable(&scope) && !parent.is_empty() && is_reachable(parent);
+            if of_visible || of_public {
+                let place = format!("{}:{}", file.display(), it.line);
+                complaints.push(format!("{place}: `{}` has another path", path.join("::")));
+            }
+        }
+    }
+    complaints
+}
+
+#[test]
+fn each_public_item_has_one_path_in_its_package() {
+    let packages = declarations_by_package();
+    assert!(packages.contains_key(Path::new("transfer/core")), "the packages were read");
+    let complaints: Vec<String> = packages.values().flat_map(|it| second_paths(it)).collect();
+    assert_none("make the module private, or name the item by it", &complaints);
+}
+
+#[test]
+fn a_second_path_is_found() {
+    let package = |texts: &[(&str, &str)]| -> Vec<FileDeclarations> {
+        let file = |(name, text): &(&str, &str)| {
+            let (_, module) = module_of(&Path::new("a/src").join(name));
+            FileDeclarations { file: name.into(), module, declarations: declarations(text) }
+        };
+        texts.iter().map(file).collect()
+    };
+    let faults: [&[(&str, &str)]; 7] = [
+        &[("lib.rs", "pub mod m; pub use m::Item;")],
+        &[("lib.rs", "pub mod m; pub use {other::A, self::m::{n::B, C as D}};")],
+        &[("lib.rs", "pub mod m; pub use m as n;")],
+        &[("a/mod.rs", "pub(crate) mod m; pub(super) use crate::a::m::*;")],
+        &[("a.rs", "mod b { pub mod m {} pub use super::b::m::Item; }")],
+        &[("lib.rs", "mod m; pub mod a; pub mod n;"), ("a.rs", "pub use crate::n::Item;")],
+        &[("lib.rs", "pub mod n; pub use crate::n::a::Item;"), ("n.rs", "pub mod a;")],
+    ];
+    for files in faults {
+        assert!(!second_paths(&package(files)).is_empty(), "{files:?}");
+    }
+    let good: [&[(&str, &str)]; 5] = [
+        &[("lib.rs", "mod m; pub use m::Item;")],
+        &[("lib.rs", "pub mod m; use m::Item; pub use ::m::Other; pub use n::m::Third;")],
+        &[("lib.rs", "mod a; pub use a::b::Item;"), ("a.rs", "pub mod b;")],
+        &[("lib.rs", "pub mod n; mod a;"), ("a.rs", "pub(crate) use crate::n::Item;")],
+        &[("lib.rs", "pub mod a; mod n;"), ("a.rs", "pub use crate::n::Item;")],
+    ];
+    for files in good {
+        assert_eq!(second_paths(&package(files)), Vec::<String>::new(), "{files:?}");
+    }
+}
+
+#[test]
+fn only_facades_re_export_items_of_other_packages() {
+    let (mut complaints, mut used) = (Vec::new(), BTreeSet::new());
+    for (package, files) in declarations_by_package() {
+        for FileDeclarations { file, declarations, .. } in files {
+            for it in declarations.iter().filter(|it| it.is_public) {
+                let DeclarationKind::Reexport(path) = &it.kind else { continue };
+                let Some(of) = path.iter().find(|it| !it.is_empty()) else { continue };
+                if !of.starts_with("kvasir_") {
+                    continue;
+                }
+                let facade = FACADES
+                    .iter()
+                    .find(|(outer, inner)| Path::new(outer) == package && inner == of);
+                match facade {
+                    Some(facade) => drop(used.insert(facade)),
+                    None => complaints.push(format!("{}:{}: of {of}", file.display(), it.line)),
+                }
+            }
+        }
+    }
+    let unused = FACADES.iter().filter(|facade| !used.contains(facade));
+    complaints
+        .extend(unused.map(|(outer, inner)| format!("{outer} re-exports nothing of {inner}")));
+    assert_none("re-exports", &complaints);
 }

@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use kvasir_mutation::{Mutation, mutated};
 
 /// How long a way is avoided after its first failure; doubled after each that follows soon.
-pub const AVOIDED_US_MIN: u64 = 1_000_000;
-pub const AVOIDED_US_MAX: u64 = 64_000_000;
+const AVOIDED_US_MIN: u64 = 1_000_000;
+const AVOIDED_US_MAX: u64 = 64_000_000;
 /// A way that fails again before it has been left alone or working for so long, or for as long as it was
 /// avoided, goes on failing.
-pub const FORGIVEN_US_MIN: u64 = 8_000_000;
+const FORGIVEN_US_MIN: u64 = 8_000_000;
 
 /// How much is held against a way.
 #[derive(Debug, Clone, Copy)]

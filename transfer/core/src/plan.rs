@@ -115,15 +115,15 @@ impl Shape {
 
 /// What is cut next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub(crate) struct Cut {
     /// Which logical write it belongs to.
-    pub write: usize,
-    pub piece: Piece,
-    pub sliced: Sliced,
+    pub(crate) write: usize,
+    pub(crate) piece: Piece,
+    pub(crate) sliced: Sliced,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sliced {
+pub(crate) enum Sliced {
     /// The whole logical write.
     Whole,
     /// A slice that begins so far behind the write's beginning; `piece` is the slice.
@@ -132,26 +132,22 @@ pub enum Sliced {
 
 /// Where the cutting stands.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Cutter {
+pub(crate) struct Cutter {
     write: usize,
     sliced_bytes: u64,
 }
 
 impl Cutter {
-    pub fn is_done(&self, shape: &Shape) -> bool {
+    pub(crate) fn is_done(&self, shape: &Shape) -> bool {
         self.write >= shape.writes()
     }
 
     /// Leaves out whatever has not been cut.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.write = usize::MAX;
     }
 
-    pub fn is_stopped(&self) -> bool {
-        self.write == usize::MAX
-    }
-
-    pub fn next(&mut self, shape: &Shape, slice_bytes: u64) -> Option<Cut> {
+    pub(crate) fn next(&mut self, shape: &Shape, slice_bytes: u64) -> Option<Cut> {
         if self.is_done(shape) {
             return None;
         }

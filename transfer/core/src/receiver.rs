@@ -106,7 +106,7 @@ const PATHS_MAX: usize = 128;
 /// waits for none that is.
 const ASKERS_MAX: usize = 8;
 /// Immediates, and messages, that one question may name.
-pub const ASKED_MAX: usize = 65_536;
+const ASKED_MAX: usize = 65_536;
 /// Numbers (immediates, ids of messages) in the answers that one session keeps, in case they are asked for
 /// again. The longest answer has as many.
 const ANSWERED_MAX: usize = 2 * ASKED_MAX;

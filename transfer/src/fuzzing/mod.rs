@@ -8,8 +8,7 @@ mod rings;
 #[cfg(test)]
 mod tests;
 
-pub use kvasir_fuzzing::Target;
-pub(crate) use kvasir_fuzzing::within;
+use kvasir_fuzzing::{Target, within};
 use kvasir_transfer_core::{CloseRequest, CloseVerdict, Counted, PathIndex, SessionId};
 use prost::Message;
 

@@ -1,5 +1,6 @@
 //! The parsers of RDMA's control connection, messages and handshakes as targets; see [`crate::fuzzing`].
 
+use kvasir_fuzzing::within;
 use kvasir_transfer_core::Refusal;
 
 use kvasir_transfer_libfabric::address::EndpointName;
@@ -14,7 +15,6 @@ use super::handshake::{
 use super::known::Known;
 use super::nic::{PipeId, Place};
 use super::wire::{LENGTH_BYTES, MESSAGE_BYTES_MAX, PieceHeader, Said, length};
-use crate::fuzzing::within;
 
 /// What one end says to the other, with its length before it.
 pub fn rdma_said(bytes: &[u8]) -> bool {

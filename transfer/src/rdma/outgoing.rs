@@ -14,9 +14,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use kvasir_mutation::{Mutation, mutated};
-use kvasir_transfer_core::regions::check_bounds;
 use kvasir_transfer_core::{
-    CloseRequest, Frame, FrameKind, Next, OpId, Rail, Refusal, Settled, Target,
+    CloseRequest, Frame, FrameKind, Next, OpId, Rail, Refusal, Settled, Target, check_bounds,
 };
 
 use super::bounce::{BOUNCE_KEY, CHUNK_BYTES, Chunk};

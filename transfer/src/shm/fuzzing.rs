@@ -1,9 +1,9 @@
 //! The shm domain's parsers as targets; see [`crate::fuzzing`]. Its ring has a target of its own.
 
+use kvasir_fuzzing::within;
 use kvasir_transfer_core::{Refusal, Settled};
 
 use super::{Record, RegionAnswer, RegionPlace, RegionQuestion, Taken, directory};
-use crate::fuzzing::within;
 use crate::memory::{Prefault, SharedMemory};
 
 /// A record in the ring.

@@ -9,9 +9,8 @@ use std::sync::atomic::Ordering;
 
 use kvasir_checksum::Checksum;
 use kvasir_mutation::{Mutation, mutated};
-use kvasir_transfer_core::regions::check_bounds;
 use kvasir_transfer_core::{
-    CloseRequest, Frame, FrameKind, Next, OpId, Rail, Refusal, Settled, Target,
+    CloseRequest, Frame, FrameKind, Next, OpId, Rail, Refusal, Settled, Target, check_bounds,
 };
 use prost::Message;
 

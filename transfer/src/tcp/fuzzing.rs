@@ -1,5 +1,6 @@
 //! The tcp domain's parsers as targets; see [`crate::fuzzing`].
 
+use kvasir_fuzzing::within;
 use kvasir_transfer_core::{FrameKind, Refusal, Settled, Target};
 
 use super::frame::{
@@ -7,7 +8,6 @@ use super::frame::{
 };
 use super::{GREETING_BYTES, greeting, greeting_length};
 use crate::closing::CLOSING_BYTES_MAX;
-use crate::fuzzing::within;
 use crate::hello::HELLO_BYTES_MAX;
 
 const HASHED_BYTES: usize = HEADER_BYTES - 8;

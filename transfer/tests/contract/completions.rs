@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use kvasir_transfer::{Barrier, Completion, GroupMember, Outcome, Scatter, ScatterSlice};
+use kvasir_transfer::scatter::{Barrier, GroupMember, Scatter, ScatterSlice};
+use kvasir_transfer::{Completion, Outcome};
 
 use crate::cases::pages;
 use crate::fabric::{Fabric, LONG, fill, whole};

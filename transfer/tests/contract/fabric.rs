@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvasir_transfer::doorbell;
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
+use kvasir_transfer::scatter::{Barrier, GroupMember, PartOutcomes, PeerGroup, Scatter};
+use kvasir_transfer::signalled::{PutWithSignal, SignalOutcomes};
 use kvasir_transfer::sim::{SimConfig, SimEngine, SimLane, SimNetwork, SimOrder};
 use kvasir_transfer::{
-    Barrier, Completion, CompletionFlag, Domain, Driver, EfaConfig, Endpoint, Expect, GroupMember,
-    Handlers, Handshake, Loss, Message, Mirror, Outcome, PartOutcomes, PeerEvent, PeerGroup,
-    PeerId, PutWithSignal, RegionDesc, RegionHandle, Scatter, SharedMemory, SignalOutcomes, Source,
-    SubmitError, TransferConfig, TransferEngine, VerbsConfig, Verify, Write, WritePaged,
+    Completion, CompletionFlag, Domain, Driver, EfaConfig, Endpoint, Expect, Handlers, Handshake,
+    Loss, Message, Mirror, Outcome, PeerEvent, PeerId, RegionDesc, RegionHandle, Source,
+    SubmitError, TransferConfig, TransferEngine, VerbsConfig, Verify, Write, WritePaged, doorbell,
 };
 
 use crate::certificates::Authority;

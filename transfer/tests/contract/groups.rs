@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use kvasir_transfer::{
-    Barrier, Completion, GroupMember, PeerGroup, Refusal, RegionHandle, Scatter, ScatterSlice,
-    SubmitError, WriteError,
-};
+use kvasir_transfer::scatter::{Barrier, GroupMember, PeerGroup, Scatter, ScatterSlice};
+use kvasir_transfer::{Completion, Refusal, RegionHandle, SubmitError, WriteError};
 
 use crate::fabric::{Fabric, LONG, Node, fill, read};
 

@@ -5,9 +5,11 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use kvasir_transfer::signalled::{
+    Fallback, OrderedBy, Put, PutWithSignal, Signal, SignalGroup, SignalMode, SignalledPut,
+};
 use kvasir_transfer::{
-    Completion, Fallback, Mirror, OrderedBy, PeerId, Put, PutWithSignal, Refusal, RegionDesc,
-    RegionHandle, Signal, SignalGroup, SignalMode, SignalledPut, Source, SubmitError, WriteError,
+    Completion, Mirror, PeerId, Refusal, RegionDesc, RegionHandle, Source, SubmitError, WriteError,
 };
 
 use crate::fabric::{Fabric, LONG, Node, fill, read};

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
+use kvasir_transfer::topology::{Location, Topology};
 use kvasir_transfer::{
-    Completion, CompletionFuture, Domain, Endpoint, Expect, Location, Outcome, PeerId, RegionDesc,
-    RegionHandle, SharedMemory, Source, Topology, TransferConfig, TransferEngine, VerbsConfig,
-    Write,
+    Completion, CompletionFuture, Domain, Endpoint, Expect, Outcome, PeerId, RegionDesc,
+    RegionHandle, Source, TransferConfig, TransferEngine, VerbsConfig, Write,
 };
 
 use crate::device::setting;

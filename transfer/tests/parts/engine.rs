@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvasir_transfer::doorbell::Ringer;
-use kvasir_transfer::memory::{Access, Prefault};
+use kvasir_transfer::memory::{Access, Prefault, SharedMemory};
 use kvasir_transfer::{
     Completion, ConnectError, Domain, Endpoint, Expect, Handlers, PeerEvent, Raised, RegisterError,
-    SharedMemory, Source, StartError, SubmitError, TransferConfig, TransferEngine, Watch,
-    WordMemory, Write, WriteError,
+    Source, StartError, SubmitError, TransferConfig, TransferEngine, Watch, WordMemory, Write,
+    WriteError,
 };
 
 const LONG: Duration = Duration::from_secs(30);

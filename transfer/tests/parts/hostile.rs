@@ -5,10 +5,8 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvasir_transfer::memory::Prefault;
-use kvasir_transfer::{
-    Completion, RegionDesc, SharedMemory, Source, TransferConfig, TransferEngine, Write,
-};
+use kvasir_transfer::memory::{Prefault, SharedMemory};
+use kvasir_transfer::{Completion, RegionDesc, Source, TransferConfig, TransferEngine, Write};
 use rand::{Rng, SeedableRng};
 
 use crate::engine::{counter, start, tcp_config};
@@ -288,7 +286,7 @@ fn a_message_that_is_too_long_is_refused_and_one_longer_than_any_ends_the_connec
     long.write_all(&vec![0; max as usize + 1]).expect("sent");
     long.read_exact(&mut ack).expect("it is refused");
     assert_eq!((ack[0], ack[1]), (2, kvasir_transfer::Refusal::TooLong.code()));
-    let longer_than_any = kvasir_transfer::messages::MESSAGE_BYTES_MAX as u64 + 1;
+    let longer_than_any = kvasir_transfer::MESSAGE_BYTES_MAX as u64 + 1;
     let mut stream = admitted_stream(&receiver);
     stream.write_all(&message_header(longer_than_any)).expect("sent");
     receiver.is_closed(stream);

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::{
-    Completion, Domain, Endpoint, Expect, Handlers, Loss, PageSide, PeerEvent, SharedMemory,
-    Source, TransferConfig, TransferEngine, Verify, Write, WriteError, WritePaged, checksum,
+    Completion, Domain, Endpoint, Expect, Handlers, Loss, PageSide, PeerEvent, Source,
+    TransferConfig, TransferEngine, Verify, Write, WriteError, WritePaged, checksum,
 };
 
 const LONG: Duration = Duration::from_secs(30);

@@ -7,9 +7,10 @@ use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use kvasir_transfer::SharedMemory;
 use kvasir_transfer::descriptors::{self, DescriptorError};
-use kvasir_transfer::memory::{Access, HUGE_PAGE_BYTES, MemoryError, Pages, Prefault};
+use kvasir_transfer::memory::{
+    Access, HUGE_PAGE_BYTES, MemoryError, Pages, Prefault, SharedMemory,
+};
 use kvasir_transfer::process::{Process, ProcessError};
 
 fn memory(bytes: usize) -> SharedMemory {

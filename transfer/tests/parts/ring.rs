@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kvasir_transfer::SharedMemory;
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::ring::{Consumer, Corrupt, Producer, PushError, RingRange};
 use proptest::prelude::*;
 

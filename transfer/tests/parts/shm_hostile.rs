@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvasir_transfer::descriptors::{self, DescriptorError};
-use kvasir_transfer::memory::{Access, Prefault};
+use kvasir_transfer::memory::{Access, Prefault, SharedMemory};
 use kvasir_transfer::{
-    Completion, CompletionFlag, Domain, Handlers, Loss, PeerEvent, PeerId, RegionHandle,
-    SharedMemory, Source, TransferConfig, TransferEngine, Write,
+    Completion, CompletionFlag, Domain, Handlers, Loss, PeerEvent, PeerId, RegionHandle, Source,
+    TransferConfig, TransferEngine, Write,
 };
 use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};

@@ -4,10 +4,10 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::{
-    Completion, CompletionFuture, Endpoint, SharedMemory, Source, TransferConfig, TransferEngine,
-    Write, WriteError, descriptors, doorbell,
+    Completion, CompletionFuture, Endpoint, Source, TransferConfig, TransferEngine, Write,
+    WriteError, descriptors, doorbell,
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 

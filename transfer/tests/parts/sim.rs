@@ -4,11 +4,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::sim::{SimConfig, SimEngine, SimNetwork};
 use kvasir_transfer::{
-    Completion, CompletionFlag, Expect, Handlers, PeerId, RegionDesc, RegionHandle, SharedMemory,
-    Source, Write, WriteError,
+    Completion, CompletionFlag, Expect, Handlers, PeerId, RegionDesc, RegionHandle, Source, Write,
+    WriteError,
 };
 
 const WRITES: usize = 40;

@@ -5,11 +5,11 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::{
     Completion, CompletionFuture, Domain, Endpoint, Expect, Handlers, Handshake, Outcome, PeerId,
-    Refusal, RegionDesc, RegionHandle, SharedMemory, Source, StartError, TransferConfig,
-    TransferEngine, VerbsConfig, Write, WriteError,
+    Refusal, RegionDesc, RegionHandle, Source, StartError, TransferConfig, TransferEngine,
+    VerbsConfig, Write, WriteError,
 };
 
 use crate::device;

@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use kvasir_transfer::signalled::{
+    Fallback, OrderedBy, Put, PutWithSignal, Signal, SignalMode, SignalOutcomes, SignalledPut,
+};
 use kvasir_transfer::{
-    Completion, DeviceSpec, Domain, Fallback, Handshake, OrderedBy, Outcome, PeerId, Put,
-    PutWithSignal, Refusal, RegionDesc, RegionHandle, Signal, SignalMode, SignalOutcomes,
-    SignalledPut, Source, VerbsConfig, Write, WriteError,
+    Completion, DeviceSpec, Domain, Handshake, Outcome, PeerId, Refusal, RegionDesc, RegionHandle,
+    Source, VerbsConfig, Write, WriteError,
 };
 use kvasir_transfer_verbs::{
     Device, Gid, Library, Lid, Mtu, ProtectionDomain, Psn, QpNum, QueuePairAddress,

@@ -1,8 +1,7 @@
 //! Descriptors of other versions: newer ones that only say more are understood, others are refused with a
 //! word about both versions.
 
-use kvasir_transfer::endpoint::WireError;
-use kvasir_transfer::{Endpoint, RegionDesc};
+use kvasir_transfer::{Endpoint, RegionDesc, WireError};
 
 use crate::engine::{region, start, tcp_config};
 

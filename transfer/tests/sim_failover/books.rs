@@ -5,7 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use kvasir_transfer::{Outcome, SharedMemory, WriteError};
+use kvasir_transfer::memory::SharedMemory;
+use kvasir_transfer::{Outcome, WriteError};
 
 pub(crate) const SLOT_BYTES: usize = 8192;
 

@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvasir_transfer::memory::Prefault;
-use kvasir_transfer::sim::{SimEngine, SimNetwork, SimOrder};
-use kvasir_transfer::{
-    Completion, Fallback, Handlers, OrderedBy, Outcome, Put, PutWithSignal, RegionDesc,
-    RegionHandle, SharedMemory, Signal, SignalGroup, SignalMode, SignalOutcomes, SignalledPut,
-    Source,
+use kvasir_transfer::memory::{Prefault, SharedMemory};
+use kvasir_transfer::signalled::{
+    Fallback, OrderedBy, Put, PutWithSignal, Signal, SignalGroup, SignalMode, SignalOutcomes,
+    SignalledPut,
 };
+use kvasir_transfer::sim::{SimEngine, SimNetwork, SimOrder};
+use kvasir_transfer::{Completion, Handlers, Outcome, RegionDesc, RegionHandle, Source};
 
 use crate::random::Random;
 use crate::workload::config;

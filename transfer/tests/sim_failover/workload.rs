@@ -5,11 +5,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
+use kvasir_transfer::scatter::{GroupMember, Scatter, ScatterSlice};
 use kvasir_transfer::sim::{SimConfig, SimEngine, SimFaults, SimLane, SimNetwork, SimOrder};
 use kvasir_transfer::{
-    Completion, Expect, GroupMember, Handlers, Outcome, PageSide, PeerEvent, PeerId, RegionDesc,
-    RegionHandle, Scatter, ScatterSlice, SharedMemory, Source, Write, WritePaged, checksum,
+    Completion, Expect, Handlers, Outcome, PageSide, PeerEvent, PeerId, RegionDesc, RegionHandle,
+    Source, Write, WritePaged, checksum,
 };
 
 use crate::books::{Books, Inner, Message, Op, Place, SLOT_BYTES, Stage, Tx};

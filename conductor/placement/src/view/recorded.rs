@@ -38,7 +38,7 @@ use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
 use crate::routing::{RoutePart, RoutedRows};
 
 /// The form in which decisions are written. Another one is refused, not guessed at.
-pub const FORM: u32 = 10;
+const FORM: u32 = 10;
 /// No time that is read back may be later than this, so that sums of times stay numbers: thirty years.
 const US_MAX: u64 = 1_000_000_000_000_000;
 /// Nor may any other number be larger.

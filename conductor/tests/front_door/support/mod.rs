@@ -3,13 +3,13 @@
 //! conductor with the real tokenizer of the tiny model.
 
 pub(crate) mod contract;
-pub(crate) mod harness;
-pub(crate) mod pair;
-pub(crate) mod script;
+mod harness;
+mod pair;
+mod script;
 pub(crate) mod shelf;
-pub(crate) mod world;
+mod world;
 
 pub(crate) use harness::{Harness, Response, config, prompt_keys};
 pub(crate) use pair::{BLOCK_TOKENS, Pair, Role};
 pub(crate) use script::{Leg, Reply, Script};
-pub(crate) use world::{Happened, World};
+pub(crate) use world::{Happened, World, shares_aborted, shares_asked};

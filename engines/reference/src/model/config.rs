@@ -5,8 +5,7 @@
 
 use std::path::Path;
 
-use kvasir_proto::SlotLayout;
-use kvasir_proto::layout::Run;
+use kvasir_proto::{SlotLayout, SlotRun};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -108,8 +107,8 @@ impl ModelConfig {
         let keys = page_bytes(self.indexer.map_or(0, |indexer| indexer.width));
         let layer = |layer: u64| {
             let at = layer * (rows + keys);
-            let rows = [Run { offset_bytes: at, length_bytes: rows }];
-            let keys = Run { offset_bytes: at + rows[0].length_bytes, length_bytes: keys };
+            let rows = [SlotRun { offset_bytes: at, length_bytes: rows }];
+            let keys = SlotRun { offset_bytes: at + rows[0].length_bytes, length_bytes: keys };
             rows.into_iter().chain(self.indexer.map(|_| keys)).collect()
         };
         let layers = self.layers as u64;

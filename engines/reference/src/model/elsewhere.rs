@@ -3,7 +3,8 @@
 
 #![forbid(unsafe_code)]
 
-use kvasir_attention::{Candidate, Partial};
+use kvasir_attention::Partial;
+use kvasir_attention::index::Candidate;
 
 /// The queries of one layer, in absorbed form, of the sequences that attend rows elsewhere.
 #[derive(Debug, Clone, Copy)]

@@ -8,8 +8,8 @@
 
 use std::ops::Range;
 
-use kvasir_attention::index::best;
-use kvasir_attention::{Candidate, IndexQuery, Visible};
+use kvasir_attention::Visible;
+use kvasir_attention::index::{Candidate, IndexQuery, best};
 
 use super::attention::{Away, Queries, Span};
 use super::indexer::{IndexQueryRows, Indexer};

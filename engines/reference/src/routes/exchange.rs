@@ -9,12 +9,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvasir_attention::{Candidate, Partial};
+use kvasir_attention::Partial;
+use kvasir_attention::index::Candidate;
 use kvasir_route::requester::{
     DispatchError, Flight, FlightError, PartRows, QueryShape, Session, gather,
 };
-use kvasir_route::wire::{Answer, Reply};
-use kvasir_route::{MessageStatus, Part, PartStatus, WireDtype};
+use kvasir_route::wire::{Answer, MessageStatus, Part, PartStatus, Reply, WireDtype};
 
 use self::selection::Selecting;
 use super::{RankRoute, RoutedHoles, RoutedSpan};

@@ -23,7 +23,9 @@ use kvasir_proto::{Namespace, TxId, v1};
 use kvasir_route::requester::{
     Grant, Requester, RequesterError, RequesterOptions, Session, SessionSize,
 };
-use kvasir_route::{Domain, WireDtype, wire};
+use kvasir_route::wire;
+use kvasir_route::wire::WireDtype;
+use kvasir_transfer::Domain;
 use prometheus::Registry;
 use tokio::sync::OnceCell;
 use tonic::Status;

@@ -188,9 +188,9 @@ async fn queries_go_under_tls_to_a_node_that_wants_it_and_not_without() {
     let tls = certificate(dir.path());
     let start = async |tls_of_engine: &TransferTls| {
         Host::start_changed(Role::Both, |node, engine| {
-            node.domain = kvasir_route::Domain::Tcp;
+            node.domain = kvasir_transfer::Domain::Tcp;
             node.transfer_tls = tls.clone();
-            engine.routes.domain = kvasir_route::Domain::Tcp;
+            engine.routes.domain = kvasir_transfer::Domain::Tcp;
             engine.transfer_tls = tls_of_engine.clone();
             engine.routes.call_timeout_ms = 2_000;
         })

@@ -87,11 +87,11 @@ async fn without_a_node_it_lives_is_not_ready_and_refuses_calls() {
 
 /// A store node of so much memory.
 async fn node(dir: &Path, arena_bytes: u64) -> kvasir_store_node::Running {
-    let config = kvasir_store_node::Config {
+    let config = kvasir_store_node::config::Config {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         attach_dir: dir.join("node"),
         arena_bytes,
-        ..kvasir_store_node::Config::default()
+        ..kvasir_store_node::config::Config::default()
     };
     kvasir_store_node::start(config).await.expect("a node")
 }

@@ -46,7 +46,7 @@ pub(super) fn cases() -> Vec<Case> {
 pub(super) struct Host {
     pub node: kvasir_store_node::Running,
     pub node_client: StoreNodeClient<Channel>,
-    node_config: kvasir_store_node::Config,
+    node_config: kvasir_store_node::config::Config,
     engine: SocketAddr,
     engine_client: EngineClient<Channel>,
     pub metrics: Metrics,
@@ -90,17 +90,17 @@ impl Host {
     /// With configurations that are changed before they are used.
     pub(super) async fn start_changed(
         role: Role,
-        change: impl FnOnce(&mut kvasir_store_node::Config, &mut Config),
+        change: impl FnOnce(&mut kvasir_store_node::config::Config, &mut Config),
     ) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let mut node_config = kvasir_store_node::Config {
+        let mut node_config = kvasir_store_node::config::Config {
             // One of its own: no other test of this host gets a port there while the node is away.
             listen: SocketAddr::from((own_loopback(), 0)),
             attach_dir: dir.path().join("node"),
             arena_bytes: 256 << 20,
             lease_ms_max: LEASE_MS,
-            ..kvasir_store_node::Config::default()
+            ..kvasir_store_node::config::Config::default()
         };
         let mut config = Config {
             role,

@@ -7,9 +7,9 @@
 
 #![forbid(unsafe_code)]
 
-pub(crate) mod stop;
-pub(crate) mod utf8;
-pub(crate) mod vocabulary;
+mod stop;
+mod utf8;
+mod vocabulary;
 
 #[cfg(test)]
 mod tests;

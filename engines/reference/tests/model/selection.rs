@@ -7,8 +7,8 @@ use std::path::Path;
 use crate::arena::{self, Arena, assert_near, best, tiny};
 use crate::checkpoint::{IndexerSizes, Sizes, random_checkpoint};
 use crate::naive::{self, Naive, Sequence};
-use kvasir_attention::index::best as best_of;
-use kvasir_attention::{Candidate, Partial};
+use kvasir_attention::Partial;
+use kvasir_attention::index::{Candidate, best as best_of};
 use kvasir_engine_reference::model::{
     Elsewhere, Hole, IndexQueries, KvDtype, LayerQueries, LoadOptions, Model, ModelConfig,
     SequenceStep, Splice, SpliceError, StepError, Workspace,

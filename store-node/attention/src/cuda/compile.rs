@@ -4,8 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use kvasir_cuda::DriverError;
-use kvasir_cuda::driver::symbol;
+use kvasir_cuda::{DriverError, symbol};
 
 use super::CudaError;
 use super::variant::{Arch, SOURCE, Variant};

@@ -5,7 +5,7 @@ use super::plan::{JobParts, JobShape};
 use super::variant::{ALIGN_BYTES, Variant};
 
 /// An address in memory of the device; 0 is none.
-pub use kvasir_cuda::DeviceAddress;
+use kvasir_cuda::DeviceAddress;
 
 /// One query over one list of rows. All memory is the device's and the caller's. Queries, pages,
 /// rows and their strides begin at multiples of 16 bytes.

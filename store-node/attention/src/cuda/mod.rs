@@ -12,15 +12,14 @@
 //! of bf16 or f16 and sums of f32 ([`Precision::Bf16`](crate::Precision)). Results are bit-equal for
 //! the same kernel, GPU and plan: parts are merged in one order.
 
-pub mod attend;
+mod attend;
 pub mod compile;
-pub mod job;
+mod job;
 pub mod plan;
 pub mod variant;
 
 pub use attend::CudaAttention;
-pub use job::CudaJob;
-pub use variant::Variant;
+pub use job::{CudaJob, DeviceJob};
 
 use kvasir_cuda::DriverError;
 

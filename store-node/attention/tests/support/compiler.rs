@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use kvasir_attention::cuda::Variant;
+use kvasir_attention::cuda::variant::Variant;
 
 /// A library made of a file of `tests/cuda`, for one kernel; nothing, and a sentence, where there is no
 /// C++ compiler. The caller removes it.

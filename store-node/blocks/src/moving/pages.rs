@@ -10,8 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kvasir_checksum::fold;
-use kvasir_proto::layout::Run;
-use kvasir_proto::{SlotIndex, SlotLayout};
+use kvasir_proto::{SlotIndex, SlotLayout, SlotRun};
 
 /// The prompt's pages of one share.
 #[derive(Debug)]
@@ -109,7 +108,7 @@ impl Pages {
         &mut self,
         page: u32,
         layers: &Range<u16>,
-        mut hash: impl FnMut(SlotIndex, Run) -> u64,
+        mut hash: impl FnMut(SlotIndex, SlotRun) -> u64,
     ) -> bool {
         let Pages { layout, pages, run_starts } = self;
         let page = &mut pages[page as usize];
@@ -162,7 +161,7 @@ impl Pages {
         page: u32,
         step: u32,
         layers: Range<u16>,
-        mut hash: impl FnMut(SlotIndex, Run) -> u64,
+        mut hash: impl FnMut(SlotIndex, SlotRun) -> u64,
     ) -> bool {
         let Pages { layout, pages, .. } = self;
         let page = &mut pages[page as usize];
@@ -184,7 +183,7 @@ mod tests {
     use super::*;
 
     fn pages() -> Pages {
-        let run = |offset_bytes| Run { offset_bytes, length_bytes: 8 };
+        let run = |offset_bytes| SlotRun { offset_bytes, length_bytes: 8 };
         let layers = vec![vec![run(0), run(8)], vec![run(16)], vec![run(24), run(32)]];
         let layout = SlotLayout::new(64, 64, layers).expect("a layout");
         Pages::new(Arc::new(layout), &[SlotIndex(3), SlotIndex(9)])
@@ -193,7 +192,7 @@ mod tests {
     #[test]
     fn each_run_is_hashed_once_and_found_by_layer() {
         let mut pages = pages();
-        let hash = |slot: SlotIndex, run: Run| u64::from(slot.0) * 100 + run.offset_bytes;
+        let hash = |slot: SlotIndex, run: SlotRun| u64::from(slot.0) * 100 + run.offset_bytes;
         assert!(pages.finish_layers(1, 5, 0..2, hash));
         assert!(!pages.finish_layers(0, 5, 1..2, hash), "layer 0 of page 0 is missing");
         assert!(!pages.is_whole(1));
@@ -251,7 +250,7 @@ mod tests {
 
     #[test]
     fn the_checksum_of_a_stored_page_of_one_run_is_the_runs() {
-        let run = Run { offset_bytes: 0, length_bytes: 64 };
+        let run = SlotRun { offset_bytes: 0, length_bytes: 64 };
         let layout = SlotLayout::new(64, 64, vec![vec![run]]).expect("a layout");
         let mut pages = Pages::new(Arc::new(layout), &[SlotIndex(3)]);
         pages.set_whole(0, SlotIndex(3), 7);

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use kvasir_client::{Class, Client, Error, Key, OpenOptions, Outcome, PutOptions, Tier};
 use kvasir_proto::v1;
-use kvasir_store_node::config::{Config, Domain, Ssd};
+use kvasir_store_node::config::{Config, Ssd};
 use kvasir_store_node::{Running, start};
+use kvasir_transfer::Domain;
 use tempfile::TempDir;
 use tonic::transport::Endpoint;
 use v1::admin_client::AdminClient;

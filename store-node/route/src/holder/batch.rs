@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kvasir_attention::{Job, Partial, PartialMut, Precision, Query as Queries, Visible};
 use kvasir_proto::SlotIndex;
-use kvasir_transfer::SharedMemory;
+use kvasir_transfer::memory::SharedMemory;
 
 use super::kernels::Kernels;
 use super::rows::RowShape;

@@ -29,10 +29,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
-pub use kvasir_attention::Precision;
+use kvasir_attention::Precision;
 use kvasir_proto::{Generation, Namespace, SlotIndex, SlotLayout};
+use kvasir_transfer::memory::SharedMemory;
 use kvasir_transfer::{
-    Domain, Handlers, PeerEvent, SharedMemory, StartError, TlsFiles, TransferConfig, TransferEngine,
+    Domain, Handlers, PeerEvent, StartError, TlsFiles, TransferConfig, TransferEngine,
 };
 use prometheus::Registry;
 

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use kvasir_attention::{PageError, PageList, PageSpec, RowDtype};
 use kvasir_proto::{SlotIndex, SlotLayout};
-use kvasir_transfer::SharedMemory;
+use kvasir_transfer::memory::SharedMemory;
 
 /// Why no kernel here reads a model's rows; they can be fetched all the same.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -175,8 +175,9 @@ fn run(
 
 #[cfg(test)]
 mod tests {
+    use kvasir_proto::SlotRun;
+
     use super::*;
-    use kvasir_proto::layout::Run;
 
     #[test]
     fn rows_that_no_kernel_reads_are_refused_with_the_reason() {
@@ -187,7 +188,7 @@ mod tests {
         assert_eq!(RowShape::new(&good, "bf16").expect("a shape").width, 16);
         let dtype = ShapeError::Dtype("fp8".into());
         assert_eq!(RowShape::new(&good, "fp8"), Err(dtype));
-        let run = |offset_bytes, length_bytes| Run { offset_bytes, length_bytes };
+        let run = |offset_bytes, length_bytes| SlotRun { offset_bytes, length_bytes };
         let check = |layers| SlotLayout::new(4, 1024, layers).expect("a layout");
         let split = check(vec![vec![run(0, 64), run(64, 64), run(128, 64)]]);
         assert_eq!(RowShape::new(&split, "f32"), Err(ShapeError::Runs { layer: 0, runs: 3 }));
@@ -203,7 +204,7 @@ mod tests {
 
     #[test]
     fn keys_of_an_indexer_are_a_second_run_of_each_layer() {
-        let run = |offset_bytes, length_bytes| Run { offset_bytes, length_bytes };
+        let run = |offset_bytes, length_bytes| SlotRun { offset_bytes, length_bytes };
         let layers = vec![vec![run(0, 128), run(128, 48)], vec![run(176, 128), run(304, 48)]];
         let layout = SlotLayout::new(4, 352, layers).expect("a layout");
         let shape = RowShape::new(&layout, "f32").expect("a shape");

@@ -1,10 +1,9 @@
 //! Parts under selection: which rows score best, and attention over those that were chosen. Each token has
 //! rows of its own, so nothing is shared between parts.
 
-use kvasir_attention::{
-    Attention, IndexQuery, Job, Partial, PartialMut, Precision, Query as Queries, Visible,
-};
-use kvasir_transfer::SharedMemory;
+use kvasir_attention::index::IndexQuery;
+use kvasir_attention::{Attention, Job, Partial, PartialMut, Precision, Query as Queries, Visible};
+use kvasir_transfer::memory::SharedMemory;
 
 use super::batch::{Route, Routes, check};
 use super::kernels::Kernels;

@@ -8,11 +8,11 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 use std::time::Duration;
 
 use kvasir_proto::{Generation, Namespace, SlotIndex};
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::spin::Spin;
 use kvasir_transfer::{
-    Completion, Endpoint, Expect, PeerId, RegionDesc, RegionHandle, SharedMemory, Source,
-    TransferEngine, Write, WriteError,
+    Completion, Endpoint, Expect, PeerId, RegionDesc, RegionHandle, Source, TransferEngine, Write,
+    WriteError,
 };
 
 use super::batch::{self, Computed, Route, Routes};

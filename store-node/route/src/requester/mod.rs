@@ -19,11 +19,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use dashmap::DashMap;
-use kvasir_transfer::memory::{MemoryError, Prefault};
+use kvasir_transfer::memory::{MemoryError, Prefault, SharedMemory};
 use kvasir_transfer::{
     Completion, ConnectError, Domain, Endpoint, Handlers, PeerEvent, PeerId, RegionDesc,
-    RegionHandle, RegisterError, SharedMemory, StartError, TlsFiles, TransferConfig,
-    TransferEngine, WriteError, endpoint,
+    RegionHandle, RegisterError, StartError, TlsFiles, TransferConfig, TransferEngine, WireError,
+    WriteError,
 };
 use prometheus::Registry;
 
@@ -211,7 +211,7 @@ impl Requester {
     /// # Errors
     /// [`RequesterError::Connect`] and [`RequesterError::Reply`].
     pub fn open(&self, prepared: Prepared, grant: &Grant) -> Result<Arc<Session>, RequesterError> {
-        let wrong = |what: &str, error: endpoint::WireError| {
+        let wrong = |what: &str, error: WireError| {
             RequesterError::Reply(format!("field `{what}`: {error}"))
         };
         let endpoint =

@@ -11,7 +11,8 @@
 //!
 //! How many rows are best follows from what was asked: `topk`, or all that the part has.
 
-use kvasir_attention::{Candidate, Partial};
+use kvasir_attention::Partial;
+use kvasir_attention::index::Candidate;
 
 use super::{
     Dispatch, Part, Reader, VERSION, WireDtype, WireError, are_rows, partial_bytes, put_values,

@@ -4,8 +4,8 @@ use kvasir_blocks::moving::tail;
 use kvasir_blocks::moving::tail_space::TailRange;
 use kvasir_blocks::{AbortReason, Arrival, AttachEpoch, BindError, Binding, Bound, ShareView};
 use kvasir_proto::{Share, Side, v1};
-use kvasir_transfer::engine::Expect;
-use kvasir_transfer::{Completion, Outcome, SharedMemory, SubmitError};
+use kvasir_transfer::memory::SharedMemory;
+use kvasir_transfer::{Completion, Expect, Outcome, SubmitError};
 
 use super::Owner;
 use crate::clock;

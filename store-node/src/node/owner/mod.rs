@@ -46,9 +46,9 @@ use kvasir_blocks::moving::tail_space::TailSpace;
 use kvasir_blocks::moving::writer_stops::WriterStops;
 use kvasir_blocks::{AbortReason, Blocks};
 use kvasir_proto::Share;
-use kvasir_transfer::doorbell;
+use kvasir_transfer::memory::SharedMemory;
 use kvasir_transfer::spin::Spin;
-use kvasir_transfer::{Driver, RegionHandle, SharedMemory, TransferEngine};
+use kvasir_transfer::{Driver, RegionHandle, TransferEngine, doorbell};
 
 use self::clients::Clients;
 use self::engines::{CacheShape, Engines};

@@ -13,13 +13,12 @@ use kvasir_blocks::moving::tail;
 use kvasir_blocks::{AbortReason, ShareError};
 use kvasir_proto::{Namespace, Share, Side, SlotIndex, SlotLayout, v1};
 use kvasir_transfer::{
-    Completion, Endpoint, Outcome, PageSide, Refusal, RegionDesc, Source, WireError, Write,
+    Completion, Endpoint, Outcome, PageSide, Refusal, RegionDesc, Source, Verify, WireError, Write,
     WriteError, WritePaged,
 };
 
 use super::Owner;
 use crate::clock;
-use crate::config::Verify;
 use crate::layer_log::LayerLine;
 use crate::node::WRITES_MAX;
 use crate::node::arena::Arena;

@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 
+use kvasir_attention::Precision;
 use kvasir_blocks::ShareError;
 use kvasir_proto::{FieldError, Namespace, Share, Side, SlotIndex, v1};
-use kvasir_route::holder::{Holder, OpenRoute, OpenSession, Precision};
+use kvasir_route::holder::{Holder, OpenRoute, OpenSession};
 
 use super::Owner;
 use crate::clock;

@@ -223,7 +223,7 @@ impl Running {
 }
 
 /// What a writer left in the room for its tail.
-fn tail_room(tails: &kvasir_transfer::SharedMemory, room: TailRange) -> Vec<u8> {
+fn tail_room(tails: &kvasir_transfer::memory::SharedMemory, room: TailRange) -> Vec<u8> {
     let mut bytes = vec![0; room.length_bytes as usize];
     tails.copy_to(room.offset_bytes as usize, &mut bytes).expect("the room lies in this memory");
     bytes

@@ -13,7 +13,7 @@ use kvasir_log::{
     ReadError, ReadExtent, Record, Recovered, Span, extent_pages, recover,
 };
 use kvasir_proto::{BlockKey, Class, Mark, Namespace, Share, Side, SlotIndex, TxId};
-use kvasir_transfer::SharedMemory;
+use kvasir_transfer::memory::SharedMemory;
 
 use super::Running;
 use crate::content::{self, LAYERS, SLOT_BYTES};

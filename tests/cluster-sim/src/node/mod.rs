@@ -30,10 +30,9 @@ use kvasir_log::sim_disk::SimDisk;
 use kvasir_proto::{
     BlockKey, Generation, Namespace, Share, Side, SlotIndex, SlotLayout, Tenant, TxId,
 };
-use kvasir_transfer::engine::Handlers;
-use kvasir_transfer::memory::Prefault;
+use kvasir_transfer::memory::{Prefault, SharedMemory};
 use kvasir_transfer::sim::{Landing, SimEngine, SimNetwork};
-use kvasir_transfer::{Outcome, PeerEvent, PeerId, RegionHandle, SharedMemory};
+use kvasir_transfer::{Handlers, Outcome, PeerEvent, PeerId, RegionHandle};
 
 use crate::calls::{Caller, Targets};
 use crate::checkers::UNWRITTEN;
@@ -44,7 +43,7 @@ use crate::plan::{NodePlan, TENANTS};
 use crate::random::Random;
 use crate::seen::{Held, Life, Listed, ListedContext, Owner, Place, Seen};
 
-pub use disk::Ssd;
+use disk::Ssd;
 use objects::Clients;
 use replicas::Replication;
 use writers::{Of, Writers};
@@ -537,7 +536,7 @@ impl Running {
     }
 
     /// The checksum of a run as it lies there, flipped bits and all.
-    fn run_checksum(&self, slot: SlotIndex, run: kvasir_proto::layout::Run) -> u64 {
+    fn run_checksum(&self, slot: SlotIndex, run: kvasir_proto::SlotRun) -> u64 {
         let start = run.offset_bytes as usize;
         kvasir_transfer::checksum(&self.raw(slot)[start..start + run.length_bytes as usize])
     }

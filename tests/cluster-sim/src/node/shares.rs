@@ -7,8 +7,7 @@ use kvasir_blocks::{
     Action, Allocate, AllocateError, Allocated, ContextName, KeepRequest, Prefetched,
 };
 use kvasir_proto::{BlockKey, Imm, Namespace, Share, Side, SlotIndex, TxId};
-use kvasir_transfer::Completion;
-use kvasir_transfer::engine::Expect;
+use kvasir_transfer::{Completion, Expect};
 
 use super::{End, Incoming, IncomingState, LEASE_MS_MAX, Leg, Promise, Running};
 use crate::calls::{AllocateCall, Call, Caller, Party, Reply, Targets, Term, ToEngine};

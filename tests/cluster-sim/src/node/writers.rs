@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvasir_blocks::moving::writers::{self, Admission, CutRound, PARTS};
+use kvasir_transfer::memory::SharedMemory;
 use kvasir_transfer::sim::SimEngine;
 use kvasir_transfer::{
-    Completion, Endpoint, Outcome, PeerId, RegionDesc, RegionHandle, SharedMemory, WriteError,
+    Completion, Endpoint, Outcome, PeerId, RegionDesc, RegionHandle, WriteError,
 };
 
 use super::{End, Post};

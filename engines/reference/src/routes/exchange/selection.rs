@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvasir_attention::{Candidate, Partial};
-use kvasir_route::Part;
+use kvasir_attention::Partial;
+use kvasir_attention::index::Candidate;
 use kvasir_route::requester::{
     DispatchError, Flight, IndexRows, IndexShape, SelectedRows, Session,
 };
-use kvasir_route::wire::Best;
+use kvasir_route::wire::{Best, Part};
 
 use super::{Exchange, Message, OfPlace, Place, Sent, add, part_of, put};
 use crate::model::{IndexQueries, LayerQueries, SequenceQueries};
