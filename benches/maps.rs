@@ -17,7 +17,7 @@ use std::time::Instant;
 use dashmap::DashMap;
 
 const ROUNDS: usize = 5;
-/// Of each thread, in a round: enough that the start of the threads does not count.
+/// Lookups of each thread in a round. Starting a thread takes a negligible part of that.
 const LOOKUPS: u64 = 4_000_000;
 const KEYS: u64 = 1_000;
 const PIECES: u64 = 64;

@@ -47,7 +47,9 @@ def main():
         started = time.monotonic()
         values, idle = measure(options, sides, results)
     rows = [
-        verdict.compare(figure, *(values[side, figure] for side in SIDES), options.rounds)
+        verdict.compare(
+            figure, *(values[side, figure] for side in SIDES), options.rounds, bool(absent(group, sides[0]))
+        )
         for group in options.groups
         for figure in group.figures
     ]
@@ -101,18 +103,24 @@ def measure(options, sides, results):
     return values, sum(idle) / len(idle)
 
 
+def absent(group, build):
+    """The names of the group's programs that the revision lacks."""
+    return [program.name for program in group.programs if program not in build.executables]
+
+
 def run(group, build):
     """The values of a group's figures. A program that the revision lacks or that fails gives none, and is reported."""
-    absent = [program.name for program in group.programs if program not in build.executables]
-    if absent:
-        print(f"{build.revision.label} has no {', '.join(absent)}", file=sys.stderr)
+    if lacks := absent(group, build):
+        print(f"{build.revision.label} has no {', '.join(lacks)}", file=sys.stderr)
         return {}
     with tempfile.TemporaryDirectory(prefix="kvasir-compare-", ignore_cleanup_errors=True) as temporary:
         try:
-            return group.measure(Runner(build, temporary))
-        except RunError as error:
-            print(f"{build.revision.label}: {error}", file=sys.stderr)
+            values = group.measure(Runner(build, temporary))
+        # A program that dies while it is asked, or an answer of another form.
+        except (RunError, OSError, ValueError, KeyError) as error:
+            print(f"{build.revision.label}: {group.name}: {error!r}", file=sys.stderr)
             return {}
+    return {figure: value for figure, value in values.items() if value is not None}
 
 
 def wait_until_idle(patience_s):

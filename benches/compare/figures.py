@@ -7,6 +7,7 @@ parsers here must understand the older and the newer form.
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -85,7 +86,8 @@ class Running:
 
     def __exit__(self, *_):
         self.timer.cancel()
-        self.child.stdin.close()
+        with contextlib.suppress(OSError):
+            self.child.stdin.close()
         # A cluster that the program has started ends its own processes on SIGTERM.
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.signal(number)
@@ -174,15 +176,17 @@ def row(output, name, at_least):
     for line in output.splitlines():
         first, *rest = cells(line) or [""]
         if first == name and len(rest) >= at_least:
-            return [number(cell) for cell in rest]
+            return [parsed(cell) for cell in rest]
     raise RunError(f"the output has no row `{name}` with {at_least} numbers:\n{output[-2000:]}")
 
 
-def number(cell):
+def parsed(cell):
+    """The finite number in a cell, or None."""
     try:
-        return float(cell.replace(",", ""))
+        value = float(cell.replace(",", ""))
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 # ---- groups
@@ -278,10 +282,10 @@ PREFILL = {tokens: Figure(f"prefill of {tokens:,} tokens, pushed meanwhile", "ms
 def parse_push_overlap(line):
     """The values in one line of the table."""
     first, *rest = cells(line) or [""]
-    tokens = number(first)
+    tokens = parsed(first)
     if tokens not in PUSH_LEFT or len(rest) < 2:
         return {}
-    return {PREFILL[tokens]: number(rest[0]), PUSH_LEFT[tokens]: number(rest[1])}
+    return {PREFILL[tokens]: parsed(rest[0]), PUSH_LEFT[tokens]: parsed(rest[1])}
 
 
 def measure_push_overlap(runner):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 TOLERANCE = 0.05
 
 SAME, BETTER, WORSE = "same", "better", "worse"
-# The newer revision has the figure and the older one does not.
+# The older revision has no program that measures the figure.
 NEW = "new"
 # A revision lacks the figure in some round, or the newer one lacks it altogether.
 MISSING = "missing"
@@ -20,10 +20,6 @@ class Figure:
     name: str
     unit: str
     better: str
-
-    def __post_init__(self):
-        if self.better not in ("lower", "higher"):
-            raise ValueError(f"{self.name}: better is lower or higher, not {self.better}")
 
 
 @dataclass(frozen=True)
@@ -40,16 +36,16 @@ class Row:
     verdict: str
 
 
-def compare(figure, before, after, rounds):
-    """The row of a figure, from the values of each revision's rounds."""
+def compare(figure, before, after, rounds, is_new=False):
+    """The row of a figure, from the values of each revision's rounds. `is_new`: the older revision has no program for it."""
     old, new = (statistics.median(values) if values else None for values in (before, after))
     spread = (max(before) - min(before)) / old if old else None
     difference = (new - old) / old if old and new is not None else None
-    if not before and len(after) == rounds:
+    if is_new and len(after) == rounds:
         verdict = NEW
     elif len(before) < rounds or len(after) < rounds or difference is None:
         verdict = MISSING
-    elif abs(difference) <= TOLERANCE or abs(difference) <= spread:
+    elif abs(difference) <= max(TOLERANCE, spread):
         verdict = SAME
     else:
         verdict = BETTER if (difference < 0) == (figure.better == "lower") else WORSE

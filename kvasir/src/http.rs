@@ -102,9 +102,10 @@ pub(crate) async fn post_json(
     send(url, request, body.to_string().into(), limits).await
 }
 
-fn path_of(url: &str) -> &str {
-    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
-    rest.find('/').map_or("/", |at| &rest[at..])
+/// The path and the query of a URL.
+fn path_of(url: &str) -> String {
+    let uri = url.parse::<hyper::Uri>().unwrap_or_default();
+    uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string)
 }
 
 async fn send(
@@ -122,6 +123,7 @@ async fn send(
     let stream = timeout(limits.connect, TcpStream::connect(&authority)).await;
     let stream = stream.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     let stream = stream.map_err(HttpError::Connect)?;
+    stream.set_nodelay(true).map_err(HttpError::Connect)?;
     let answer = timeout(limits.answer, exchange(stream, request)).await;
     answer.unwrap_or(Err(HttpError::Late(limits.answer)))
 }
@@ -170,6 +172,14 @@ mod tests {
         {
             check(wrong, None);
         }
+    }
+
+    #[test]
+    fn a_path_has_its_query() {
+        let check = |url, want: &str| assert_eq!(path_of(url), want, "{url}");
+        check("http://host:1/a/b?c", "/a/b?c");
+        check("http://host", "/");
+        check("http://host?c", "/?c");
     }
 
     /// Answers the first request with these bytes, and returns the request.

@@ -6,8 +6,6 @@ use std::process::Command;
 use aho_corasick::AhoCorasick;
 use kvasir_mutation::POINTS;
 
-/// After a change of a configuration: `cargo run -- config --write configs`.
-
 #[test]
 fn the_reference_configurations_are_up_to_date() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
@@ -27,8 +25,8 @@ fn the_reference_configurations_are_up_to_date() {
     }
 }
 
-/// A mutation build has the name of each mutation in its binary, and the variable that selects one. So this test,
-/// compiled with `--cfg kvasir_mutations`, shows that it would find them.
+/// A mutation build has the name of each mutation in its binary, and the variable that selects one. `kvasir-mutation`
+/// runs this test in a mutation build, which shows that the search finds them.
 #[test]
 fn an_ordinary_binary_contains_no_mutation() {
     let mut names: Vec<&str> = POINTS.iter().map(|point| point.name).collect();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
-/// A bounded queue to a thread, and before it what there was no room for: whoever gives bounds that.
+/// A bounded queue to a thread, and an overflow queue before it. The caller bounds the overflow.
 #[derive(Debug)]
 pub(crate) struct Backlog<T> {
     jobs: SyncSender<T>,
@@ -11,7 +11,7 @@ pub(crate) struct Backlog<T> {
 }
 
 impl<T> Backlog<T> {
-    /// The thread may have so many jobs at once.
+    /// `jobs_max` is the capacity of the thread's queue.
     pub(crate) fn new(jobs_max: usize) -> (Self, Receiver<T>) {
         let (jobs, receiver) = sync_channel(jobs_max);
         (Backlog { jobs, waiting: VecDeque::new() }, receiver)

@@ -77,7 +77,9 @@ def test_a_figure_without_all_of_its_rounds_is_missing_and_never_dropped():
     assert judged(LATENCY, QUIET[:4], QUIET) == MISSING
     assert judged(LATENCY, [], []) == MISSING
     assert judged(LATENCY, [0.0] * 5, QUIET) == MISSING
-    assert judged(LATENCY, [], QUIET) == NEW
+    assert judged(LATENCY, [], QUIET) == MISSING, "the old program failed"
+    assert verdict.compare(LATENCY, [], QUIET, 5, is_new=True).verdict == NEW
+    assert verdict.compare(LATENCY, [], QUIET[:4], 5, is_new=True).verdict == MISSING
 
 
 def test_the_exit_status_tells_worse_from_missing():
@@ -92,7 +94,7 @@ def test_the_exit_status_tells_worse_from_missing():
 def test_the_table_has_a_row_for_every_figure():
     rows = [
         verdict.compare(LATENCY, QUIET, times(1.5), 5),
-        verdict.compare(RATE, [], [12_345.6] * 5, 5),
+        verdict.compare(RATE, [], [12_345.6] * 5, 5, is_new=True),
         verdict.compare(RATE, QUIET, [], 5),
     ]
     assert verdict.table(rows).splitlines()[2:] == [
@@ -100,11 +102,6 @@ def test_the_table_has_a_row_for_every_figure():
         "| rate | GB/s | higher | - | 12,346 | - | - | new |",
         "| rate | GB/s | higher | 100 | - | - | 4.0 % | missing |",
     ]
-
-
-def test_a_figure_says_its_direction():
-    with pytest.raises(ValueError):
-        Figure("latency", "us", "faster")
 
 
 PLACE = """\
@@ -175,6 +172,23 @@ def test_a_program_that_a_revision_lacks_gives_no_figure_and_is_named(capsys):
     group = figures.GROUPS[0]
     assert compare.run(group, build) == {}
     assert "abc has no place" in capsys.readouterr().err
+    assert compare.absent(group, build) == ["place"]
+
+
+@pytest.mark.parametrize("failure", [figures.RunError("x"), BrokenPipeError(), KeyError("wrong"), ValueError("no JSON")])
+def test_a_program_that_fails_gives_no_figure_and_is_named(capsys, failure):
+    def measure(_):
+        raise failure
+
+    build = builds.Build(builds.Revision("abc", "abc", "def"), ROOT, {})
+    assert compare.run(figures.Group("place", [], [LATENCY], measure), build) == {}
+    assert "abc: place" in capsys.readouterr().err
+
+
+def test_a_value_that_is_no_number_is_left_out():
+    build = builds.Build(builds.Revision("abc", "abc", "def"), ROOT, {})
+    group = figures.Group("place", [], [LATENCY], lambda _: {LATENCY: figures.parsed("nan"), RATE: figures.parsed("1,000")})
+    assert compare.run(group, build) == {RATE: 1000.0}
 
 
 def test_a_working_tree_is_resolved_with_its_untracked_files_and_its_index_does_not_change(tmp_path):

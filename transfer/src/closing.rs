@@ -1,5 +1,5 @@
 //! The question about a path that has failed, and its answer, as they go over the wire. They travel on
-//! another path of the same session; see `kvasir_transfer_core::CloseRequest` for what they mean.
+//! another path of the same session; `kvasir_transfer_core::CloseRequest` explains them.
 
 use kvasir_transfer_core::{CloseRequest, CloseVerdict, Counted, PathIndex};
 use prost::Message;

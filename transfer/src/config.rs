@@ -240,7 +240,7 @@ impl Default for TransferTls {
 }
 
 impl TransferTls {
-    /// What the transfer engine needs; `None` when it is off.
+    /// The files for the transfer engine; `None` if TLS is off.
     ///
     /// # Errors
     /// A sentence, when only some of the files are set.

@@ -1,6 +1,5 @@
 //! One server: where it is, whether it answers, and how much is under way there.
 
-use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -14,8 +13,6 @@ use super::upstream::Upstream;
 use crate::config::BackendConfig;
 
 const PROBE_WITHIN: Duration = Duration::from_secs(2);
-/// A longer list of models is not read to its end; its connection is closed.
-const PROBE_BODY_BYTES_MAX: usize = 256 << 10;
 
 /// See the module.
 #[derive(Debug)]
@@ -175,7 +172,8 @@ impl Backend {
         self.authorization.as_ref()
     }
 
-    /// Asks the server for its models. Any answer but a server error marks it as alive.
+    /// Asks the server for its models, over a new connection: the server must accept one. Any answer but a server
+    /// error marks it as alive.
     pub(super) async fn probe(&self) {
         self.upstream.prune();
         let status = timeout(PROBE_WITHIN, self.status()).await;
@@ -188,16 +186,7 @@ impl Backend {
         if let Some(key) = &self.authorization {
             request = request.header(header::AUTHORIZATION, key);
         }
-        let mut answer = self.upstream.ask(request.body(Full::default()).ok()?).await.ok()?;
-        // A body that is read to its end leaves the connection open for the next request.
-        let mut read = 0;
-        while let Some(piece) = poll_fn(|cx| answer.body_mut().poll_next(cx)).await {
-            read += piece.ok()?.len();
-            if read > PROBE_BODY_BYTES_MAX {
-                break;
-            }
-        }
-        Some(answer.status())
+        self.upstream.ask_once(request.body(Full::default()).ok()?).await.ok()
     }
 
     fn set_alive(&self, alive: bool) {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use axum::http::{HeaderValue, Request, Response, header};
+use axum::http::{HeaderValue, Request, Response, StatusCode, header};
 use bytes::Bytes;
 use http_body::Body;
 use http_body_util::Full;
@@ -100,6 +100,20 @@ impl Upstream {
                 },
             }
         }
+    }
+
+    /// Sends a request over a new connection, which is closed after the head of the answer.
+    ///
+    /// # Errors
+    /// [`AskError`].
+    pub(super) async fn ask_once(
+        &self,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<StatusCode, AskError> {
+        request.headers_mut().insert(header::HOST, self.authority.clone());
+        let mut line = Line::connect(&self.host, self.port).await?;
+        let answer = line.ask(request).await.map_err(TrySendError::into_error)?;
+        Ok(answer.status())
     }
 
     /// Closes what nobody has used for a while.
@@ -323,6 +337,26 @@ mod tests {
         assert_eq!(&first.expect("a piece").expect("no error")[..], b"1");
         drop(answer);
         assert!(server.await.expect("no panic").is_ok_and(|rest| rest.is_empty()));
+    }
+
+    #[tokio::test]
+    async fn a_single_request_has_a_new_connection_and_does_not_wait_for_the_body() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+        let upstream = upstream(listener.local_addr().expect("an address"));
+        let server = tokio::spawn(async move {
+            for status in ["200 OK", "503 No"] {
+                let (mut stream, _) = listener.accept().await.expect("a connection");
+                read_request(&mut stream).await;
+                let head = format!("HTTP/1.1 {status}\r\ncontent-length: 9\r\n\r\n");
+                stream.write_all(head.as_bytes()).await.expect("writes");
+                assert_eq!(stream.read(&mut [0]).await.expect("reads"), 0, "it is closed");
+            }
+        });
+        for status in [StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE] {
+            let request = Request::post("/v1/models").body(Full::from("{}")).expect("a request");
+            assert_eq!(upstream.ask_once(request).await.expect("a head"), status);
+        }
+        server.await.expect("two connections");
     }
 
     #[tokio::test]

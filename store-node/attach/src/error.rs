@@ -10,13 +10,13 @@ use crate::control::ControlError;
 /// Why an attach failed or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Nobody answers there (yet): try again later.
+    /// No process answers at this address (yet): try again later.
     #[error("no store node answers at {path}: {reason}")]
     Unreachable { path: PathBuf, reason: String },
-    /// The node said no, in these words, and will say so again until something is set otherwise.
+    /// The node refused the attach with this reason. Attach again only after a change of the configuration.
     #[error("the store node refused the attach: {0}")]
     Refused(String),
-    /// The node is gone or has detached this engine: attach anew.
+    /// The node is gone or has detached this engine: attach again.
     #[error("the store node is gone or has detached this engine")]
     Lost,
     /// The node has not taken messages for 50 ms: it is overloaded or stuck.

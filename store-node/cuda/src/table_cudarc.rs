@@ -36,7 +36,7 @@ impl DriverLibrary {
         library: libloading::Library,
         path: &Path,
     ) -> Result<&'static DriverLibrary, DriverError> {
-        // SAFETY: the library's constructors have run.
+        // SAFETY: `library` has this name and is open, so this opening runs no constructor.
         let table = unsafe { sys::Lib::new(path) }.map_err(|_| DriverError::Missing {
             library: LIBRARY,
             install: INSTALL,
@@ -63,7 +63,8 @@ pub(crate) unsafe fn retyped<Theirs: Declared, Ours: Declared, E>(
 ) -> Result<Ours, DriverError> {
     const { assert!(is_same(Theirs::LAYOUTS, Ours::LAYOUTS), "cudarc declares it otherwise") };
     let function = found.as_ref().map_err(|_| DriverError::TooOld { library: LIBRARY, name })?;
-    // SAFETY: both are pointers to a C function, of arguments and a result with the same layouts.
+    // SAFETY: by the caller's promise both are types of one C function, so they have one calling convention. The layouts
+    // of the arguments and of the result were compared above.
     Ok(unsafe { std::mem::transmute_copy(function) })
 }
 

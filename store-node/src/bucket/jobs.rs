@@ -27,7 +27,7 @@ pub(crate) enum Job {
         block: SsdBlock,
         shape: Shape,
     },
-    /// Of an object everything, under whichever name.
+    /// Delete an object under all its names.
     Discard {
         discard: u64,
         namespace: Namespace,
@@ -46,16 +46,17 @@ pub(crate) enum Source {
     Bucket(SsdBlock),
 }
 
-/// What became of it.
+/// The outcome of a job, or a change of the object store's state.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// All that is there, but what is over. So many more there are, and so many that are none of ours.
+    /// The objects that the object store holds and that have not expired. `left_out` more were not listed, and `foreign`
+    /// names are not the cluster's.
     Listed {
         blocks: Vec<SsdBlock>,
         left_out: u64,
         foreign: u64,
     },
-    /// Whether it can be used, and in words.
+    /// Whether the object store can be used, and a sentence for the operator.
     State {
         usable: bool,
         state: String,
@@ -70,12 +71,12 @@ pub(crate) enum Report {
         result: Result<u64, RiseError>,
         why: Option<String>,
     },
-    /// So many objects were deleted, and so many could not be.
+    /// Counts of names: deleted, and not deleted because of an error.
     Deleted {
         deleted: u64,
         failed: u64,
     },
-    /// So many names were deleted, and whether nothing of the object is there.
+    /// The number of names that were deleted, and whether the object is gone.
     Discarded {
         discard: u64,
         deleted: u64,
@@ -103,7 +104,7 @@ impl Reports {
 #[derive(Debug)]
 pub(crate) struct BucketTask {
     jobs: mpsc::Sender<Job>,
-    /// Jobs for which the queue had no room: bounded by what the block core has under way.
+    /// Jobs for which the queue had no room. The block core bounds its jobs in flight, and so this queue.
     backlog: VecDeque<Job>,
 }
 
@@ -120,7 +121,7 @@ impl BucketTask {
         self.flush();
     }
 
-    /// Hands over what there was no room for. Answers whether some still waits.
+    /// Hands over the jobs in the backlog as far as the queue has room. Returns whether some still wait.
     pub(crate) fn flush(&mut self) -> bool {
         while let Some(job) = self.backlog.pop_front() {
             match self.jobs.try_send(job) {

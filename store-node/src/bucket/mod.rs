@@ -1,5 +1,4 @@
-//! The object-store tier's shell: one task that talks to an object store which several nodes share, over S3's
-//! protocol, and what it stands on.
+//! The object-store tier's shell: a task that accesses a shared object store over the S3 protocol.
 //!
 //! - [`jobs`]: the jobs of the node's thread, and the reports that come back
 //! - [`worker`]: takes jobs, carries them out with deadlines, and says whether the object store answers
@@ -7,7 +6,7 @@
 //! - [`open`]: the object store, as the configuration says; [`keys`]: what requests are signed with; [`http`]: how
 //!   they are sent
 //!
-//! What is sent there, what is known to be there and what rises from there is decided by the block core.
+//! The block core decides which blocks are uploaded, indexed and promoted.
 //!
 //! The client of S3 and everything around it are behind the feature `object-store`. Without it there are only the
 //! types that the node's thread uses, and a configuration with an object store is refused.
@@ -85,6 +84,6 @@ mod tests {
         let error = require_client(&some, false).expect_err("there is no client");
         assert!(error.contains("`object_store.url`"), "{error}");
         assert!(error.contains("--features object-store"), "{error}");
-        assert!(require_client(&config(Some("ftp://x")), false).is_err());
+        assert!(require_client(&config(Some("ftp://x")), true).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! What the end-to-end tests share: a cluster started by the real binary as a user starts it, its
 //! metrics, the reference vectors, load and rest. Each test file uses its part of it.
-#![allow(dead_code, reason = "every test file is built with all of it")]
+#![allow(dead_code, reason = "two benchmarks include it, and use a part")]
 
 pub(crate) mod answers;
 pub(crate) mod cluster;

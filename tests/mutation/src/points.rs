@@ -1,8 +1,8 @@
-//! The list of mutations. Each line names a mutation, says what the mutated program does, and names the
-//! test that must fail.
+//! The list of mutations. Each line names a mutation, describes the fault of the mutated program, and
+//! names the test that must fail.
 
 /// The test that must fail when a mutation is applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finder {
     /// The cluster simulation, within 1,000 seeds.
     ClusterSimulation,
@@ -19,7 +19,7 @@ pub enum Finder {
 pub struct Point {
     pub mutation: Mutation,
     pub name: &'static str,
-    /// What the mutated program does.
+    /// The fault of the mutated program.
     pub effect: &'static str,
     pub finder: Finder,
 }

@@ -1,7 +1,7 @@
 //! Checks on the repository itself; what is here is what they share. They need only the files and
 //! Cargo, and reach no network.
 //!
-//! - `tests/packages.rs`: who may depend on whom, what a core may not depend on, one path for each public item, lints
+//! - `tests/packages.rs`: allowed dependencies, dependencies forbidden for cores, one path for each public item, lints
 //! - `tests/files.rs`: file sizes, unsafe code, unfinished work, the licence
 //! - `tests/documents.rs`: links between documents
 //! - `tests/mutations.rs`: each mutation has its place in the code

@@ -1,5 +1,5 @@
-//! Who may depend on whom. The arrows run downward: a package uses what stands left of it in the
-//! table, and nothing uses `kvasir` or the tests. And: an item of a package has one path.
+//! Allowed dependencies between packages, and one path for each public item. In the table a package depends only on
+//! packages above it, and no package depends on `kvasir` or the tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,6 @@ const MAY_USE: [(&str, &[&str]); 24] = [
     (
         "kvasir-transfer",
         &[
-            "kvasir-proto",
             "kvasir-checksum",
             "kvasir-transfer-core",
             "kvasir-transfer-libfabric",
@@ -86,12 +85,9 @@ const MAY_USE: [(&str, &[&str]); 24] = [
             "kvasir-mutation",
             "kvasir-attach",
             "kvasir-blocks",
-            "kvasir-log",
             "kvasir-cuda",
             "kvasir-attention",
-            "kvasir-route",
             "kvasir-transfer",
-            "kvasir-transfer-core",
             "kvasir-transfer-libfabric",
             "kvasir-transfer-verbs",
             "kvasir-engine-reference",
@@ -110,7 +106,7 @@ const MAY_USE: [(&str, &[&str]); 24] = [
             "kvasir-transfer",
         ],
     ),
-    ("kvasir-tests-repository", &[]),
+    ("kvasir-tests-repository", &["kvasir-mutation"]),
 ];
 
 const CORES: [&str; 5] =
@@ -126,10 +122,10 @@ const NEVER_BY_DEFAULT: [(&str, &str); 5] = [
 ];
 
 /// Time, randomness, threads and the outside world are passed into a core.
-const NOT_IN_A_CORE: [&str; 8] =
-    ["tokio", "axum", "tonic", "nix", "libc", "rand", "reqwest", "mio"];
+const NOT_IN_A_CORE: [&str; 9] =
+    ["tokio", "axum", "tonic", "nix", "libc", "rand", "reqwest", "mio", "dashmap"];
 
-/// Folders of packages, and packages of which they may re-export items: a user of the first must not need the second.
+/// Folders of packages, and packages of which they may re-export items: their users need no dependency on the second.
 const FACADES: [(&str, &str); 4] = [
     // Outcomes and signals of the transfer engine, and the checksum that its writes carry.
     ("transfer", "kvasir_transfer_core"),
@@ -140,8 +136,9 @@ const FACADES: [(&str, &str); 4] = [
     ("store-node/attach", "kvasir_blocks"),
 ];
 
-/// Libraries that must be opened at run time, because a host may lack them.
-const NEVER_LINKED: [&str; 3] = ["openssl-sys", "native-tls", "rdma-sys"];
+/// Libraries that must be opened at run time, because a host may lack them, or that need more tools to build than a
+/// host may have.
+const NEVER_LINKED: [&str; 4] = ["openssl-sys", "native-tls", "rdma-sys", "aws-lc-sys"];
 
 fn cargo(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO"))
@@ -170,10 +167,16 @@ fn name(package: &Value) -> &str {
     package["name"].as_str().expect("a package has a name")
 }
 
-/// Every package that is built into this one, at any depth.
-fn built_into(package: &str) -> BTreeSet<String> {
-    let tree = cargo(&["tree", "--offline", "-p", package, "-e", "normal", "--prefix", "none"]);
+/// Every package that is built into this one, at any depth, with its default features and these.
+fn built_with(package: &str, features: &str) -> BTreeSet<String> {
+    let what = ["-p", package, "--features", features];
+    let form = ["-e", "normal", "--prefix", "none"];
+    let tree = cargo(&[&["tree", "--offline"], &what[..], &form[..]].concat());
     tree.lines().filter_map(|line| line.split_whitespace().next()).map(String::from).collect()
+}
+
+fn built_into(package: &str) -> BTreeSet<String> {
+    built_with(package, "")
 }
 
 #[test]
@@ -196,6 +199,13 @@ fn dependencies_between_packages_run_downward() {
                 complaints.push(format!("{from} must not depend on {to}"));
             }
         }
+    }
+    for (from, allowed) in MAY_USE {
+        let package = packages.iter().find(|package| name(package) == from);
+        let declared = package.and_then(|package| package["dependencies"].as_array());
+        let declared: BTreeSet<&str> = declared.into_iter().flatten().map(name).collect();
+        let unused = allowed.iter().filter(|to| !declared.contains(*to));
+        complaints.extend(unused.map(|to| format!("{from} may use {to} and does not declare it")));
     }
     for gone in table.keys().filter(|name| !ours.contains(*name)) {
         complaints.push(format!("{gone} is in the table and not in the workspace"));
@@ -231,9 +241,18 @@ fn heavy_libraries_are_built_only_if_they_are_selected() {
     assert_none("libraries", &complaints);
 }
 
-/// The names of crates that a text may use: every word in it.
-fn words(text: &str) -> BTreeSet<&str> {
-    text.split(|it: char| !it.is_alphanumeric() && it != '_').collect()
+/// The names that a source may use as crates: those before `::` and those that `use` names, outside comments.
+fn crates_named(text: &str) -> BTreeSet<&str> {
+    let is_word = |it: char| it.is_alphanumeric() || it == '_';
+    let mut named = BTreeSet::new();
+    for line in text.lines().map(|line| line.split("//").next().unwrap_or_default()) {
+        for (at, _) in line.match_indices("::") {
+            named.extend(line[..at].rsplit(|it: char| !is_word(it)).next());
+        }
+        let used = line.trim_start().trim_start_matches("pub ").strip_prefix("use ");
+        named.extend(used.and_then(|rest| rest.split(|it: char| !is_word(it)).next()));
+    }
+    named
 }
 
 /// The files that a file has as modules by `#[path]`.
@@ -245,42 +264,70 @@ fn included(file: &Path) -> Vec<PathBuf> {
     paths.map(|path| folder.join(path)).collect()
 }
 
+/// The sources of a target: the files below the folder of its first file, except those of other packages.
+fn sources_of(target: &Value, folders: &[PathBuf], sources: &[PathBuf]) -> Vec<String> {
+    let path = Path::new(target["src_path"].as_str().expect("a path"));
+    let path = path.canonicalize().expect("a target has a file");
+    let is_alone =
+        path.parent().is_some_and(|it| it.ends_with("benches") || it.ends_with("examples"));
+    let of = if is_alone { path.as_path() } else { path.parent().expect("a folder") };
+    let is_other =
+        |file: &Path| folders.iter().any(|it| file.starts_with(it) && !of.starts_with(it));
+    let mut texts = Vec::new();
+    for file in sources {
+        let whole = root().join(file);
+        if whole.starts_with(of) && !is_other(&whole) {
+            texts.push(read(file));
+            texts.extend(included(file).iter().map(|file| read(file)));
+        }
+    }
+    texts
+}
+
 #[test]
 fn every_dependency_is_used() {
-    let sources = files(&[".rs"]);
+    let (sources, packages) = (files(&[".rs"]), packages());
+    let folder = |package: &Value| {
+        let manifest = Path::new(package["manifest_path"].as_str().expect("a manifest"));
+        manifest.parent().expect("a folder").to_owned()
+    };
+    let folders: Vec<PathBuf> = packages.iter().map(folder).collect();
     let mut complaints = Vec::new();
-    for package in packages() {
-        let manifest = PathBuf::from(package["manifest_path"].as_str().expect("a manifest"));
-        // The files of the package, and those that its targets have elsewhere.
-        let mut roots = vec![manifest.parent().expect("a folder").to_owned()];
+    for package in &packages {
+        // By the library and the programs, by the build script, and by all targets.
+        let (mut product, mut build, mut all) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for target in package["targets"].as_array().into_iter().flatten() {
-            let path = Path::new(target["src_path"].as_str().expect("a path"));
-            let path = path.canonicalize().expect("a target has a file");
-            let is_alone = path.parent().is_some_and(|parent| parent.ends_with("benches"));
-            roots.push(if is_alone { path } else { path.parent().expect("a folder").to_owned() });
-        }
-        let mut texts = Vec::new();
-        for file in &sources {
-            if roots.iter().any(|it| root().join(file).starts_with(it)) {
-                texts.push(read(file));
-                texts.extend(included(file).iter().map(|file| read(file)));
+            let named: BTreeSet<String> = sources_of(target, &folders, &sources)
+                .iter()
+                .flat_map(|text| crates_named(text))
+                .map(str::to_owned)
+                .collect();
+            let kind = target["kind"][0].as_str().expect("a target has a kind");
+            match kind {
+                "test" | "bench" | "example" => {}
+                "custom-build" => build.extend(named.iter().cloned()),
+                _ => product.extend(named.iter().cloned()),
             }
+            all.extend(named);
         }
-        let used: BTreeSet<&str> = texts.iter().flat_map(|text| words(text)).collect();
-        assert!(!used.is_empty(), "{} has sources", name(&package));
+        assert!(!all.is_empty(), "{} has sources", name(package));
         for dependency in package["dependencies"].as_array().into_iter().flatten() {
-            let (from, to) = (name(&package), name(dependency));
-            let is_itself = from == to;
+            let (from, to) = (name(package), name(dependency));
             let renamed = dependency["rename"].as_str().unwrap_or(to).replace('-', "_");
-            if !is_itself && !used.contains(renamed.as_str()) {
-                complaints.push(format!("{from} does not use {to}"));
+            let (kind, used) = match dependency["kind"].as_str() {
+                None => ("", &product),
+                Some("build") => ("build-", &build),
+                Some(_) => ("dev-", &all),
+            };
+            if from != to && !used.contains(&renamed) {
+                complaints.push(format!("{from} does not use its {kind}dependency {to}"));
             }
         }
     }
     assert_none("unused dependencies", &complaints);
 }
 
-/// Decision 62: until `tests/gpu` has passed with it, cudarc is a choice of the builder's, for one package.
+/// Decision 62: until `tests/gpu` has passed with it, only one package may declare cudarc, under its cfg.
 #[test]
 fn cudarc_is_declared_by_one_package_and_under_its_cfg_alone() {
     let mut complaints = Vec::new();
@@ -324,7 +371,9 @@ fn clients_and_engines_do_not_link_the_daemon() {
 
 #[test]
 fn nothing_is_linked_that_a_host_may_lack() {
-    let built = built_into("kvasir");
+    // The binary of containers, which has all of them.
+    let built = built_with("kvasir", "full");
+    assert!(built.contains("object_store"), "the tree was read");
     let complaints: Vec<String> = NEVER_LINKED
         .into_iter()
         .filter(|name| built.contains(*name))
@@ -377,7 +426,8 @@ fn declarations_by_package() -> BTreeMap<PathBuf, Vec<FileDeclarations>> {
     let mut packages: BTreeMap<PathBuf, Vec<FileDeclarations>> = BTreeMap::new();
     for file in files(&[".rs"]) {
         let (package, module) = module_of(&file);
-        let declarations = declarations(&read(&file));
+        let declarations = declarations(&read(&file))
+            .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         packages.entry(package).or_default().push(FileDeclarations { file, module, declarations });
     }
     packages
@@ -427,8 +477,8 @@ fn second_paths(files: &[FileDeclarations]) -> Vec<String> {
             let of_public =
                 it.is_public && is_reachable(&scope) && !parent.is_empty() && is_reachable(parent);
             if of_visible || of_public {
-                let place = format!("{}:{}", file.display(), it.line);
-                complaints.push(format!("{place}: `{}` has another path", path.join("::")));
+                let (file, path) = (file.display(), path.join("::"));
+                complaints.push(format!("{file}: `{path}` has another path"));
             }
         }
     }
@@ -448,7 +498,8 @@ fn a_second_path_is_found() {
     let package = |texts: &[(&str, &str)]| -> Vec<FileDeclarations> {
         let file = |(name, text): &(&str, &str)| {
             let (_, module) = module_of(&Path::new("a/src").join(name));
-            FileDeclarations { file: name.into(), module, declarations: declarations(text) }
+            let declarations = declarations(text).expect("it is Rust");
+            FileDeclarations { file: name.into(), module, declarations }
         };
         texts.iter().map(file).collect()
     };
@@ -492,7 +543,7 @@ fn only_facades_re_export_items_of_other_packages() {
                     .find(|(outer, inner)| Path::new(outer) == package && inner == of);
                 match facade {
                     Some(facade) => drop(used.insert(facade)),
-                    None => complaints.push(format!("{}:{}: of {of}", file.display(), it.line)),
+                    None => complaints.push(format!("{}: of {of}", file.display())),
                 }
             }
         }

@@ -1,9 +1,6 @@
 //! A cluster in a few words, with prices that are easy to add up in one's head: a prefill takes
 //! 1,000 us and 10 us a token, a fetch 100 us and 100 us a block.
 
-// Each test binary uses a part of it.
-#![allow(dead_code)]
-
 use std::sync::Arc;
 
 use kvasir_placement::{
