@@ -396,6 +396,23 @@ fn a_lost_holder_ends_what_is_under_way() {
 }
 
 #[test]
+fn the_loss_of_a_holder_is_noticed_between_two_queries() {
+    let mut host = Host::start(Domain::Shm, 8);
+    let requester = host.requester();
+    let (one, other) = (host.session(&requester), host.session(&requester));
+    let sessions = [one.expect("a session"), other.expect("a session")];
+    let route = host.route(sessions[0].id(), 1, &[0]).expect("a route");
+    let values = numbers(10, D_QK);
+    assert!(wait(vec![send(&sessions[0], &[part(1, route, 4, &values)])])[0][0].is_ok());
+    host.holder = None;
+    let begun = Instant::now();
+    while !sessions.iter().all(|session| session.is_lost()) {
+        assert!(begun.elapsed() < DEADLINE, "the loss is not noticed");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+#[test]
 fn who_does_not_wait_gets_no_answer_and_its_slot_is_used_again_only_afterwards() {
     let host = Host::start(Domain::Shm, 8);
     let requester = host.requester();

@@ -397,3 +397,27 @@ fn connect(node: &str, timeout: Duration) -> Result<Channel, Status> {
         .map_err(|error| Status::invalid_argument(format!("the node {node:?}: {error}")))?;
     Ok(endpoint.connect_timeout(timeout).timeout(timeout).connect_lazy())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_holder_that_no_request_uses_is_forgotten() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models");
+        let model = ModelConfig::read(&folder.join("tiny-deepseek-v2")).expect("the bundled model");
+        let router = Router::new(&Config::default(), &model, Registry::new());
+        let place = |node| router.place(node).expect("an address");
+        let first = place("127.0.0.1:1");
+        assert!(Arc::ptr_eq(&first, &place("127.0.0.1:1")), "a holder has one place");
+        drop(place("127.0.0.1:2"));
+        drop(place("127.0.0.1:3"));
+        assert!(router.places.contains_key("127.0.0.1:1"), "a request uses it");
+        assert!(!router.places.contains_key("127.0.0.1:2"));
+        drop(first);
+        drop(place("127.0.0.1:3"));
+        assert_eq!(router.places.len(), 1);
+    }
+}
