@@ -276,7 +276,7 @@ PUSH_LEFT = {
     tokens: Figure(f"from the end of a prefill of {tokens:,} tokens to its last byte", "ms", "lower")
     for tokens in PUSH_TOKENS
 }
-PREFILL = {tokens: Figure(f"prefill of {tokens:,} tokens, pushed meanwhile", "ms", "lower") for tokens in PUSH_TOKENS}
+PREFILL = {tokens: Figure(f"prefill of {tokens:,} tokens with a concurrent push", "ms", "lower") for tokens in PUSH_TOKENS}
 
 
 def parse_push_overlap(line):

@@ -1,15 +1,14 @@
 //! The jobs that the node's thread gives to the task of the object store, and the reports that come back.
 
-use std::collections::VecDeque;
-
 use kvasir_blocks::{RiseError, SinkError, SsdBlock};
 use kvasir_proto::{BlockKey, Namespace, SlotIndex};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::backlog::Backlog;
 use crate::ssd::thread::{ReadBlock, Shape};
 
 /// Jobs that wait for the task. The node keeps further ones.
-const JOBS_MAX: usize = 1_024;
+pub(super) const JOBS_MAX: usize = 1_024;
 /// Reports that wait for the node. If there are more, the task waits.
 pub(crate) const REPORTS_MAX: usize = 1_024;
 
@@ -100,40 +99,5 @@ impl Reports {
     }
 }
 
-/// The node's end. Dropping it ends the task.
-#[derive(Debug)]
-pub(crate) struct BucketTask {
-    jobs: mpsc::Sender<Job>,
-    /// Jobs for which the queue had no room. The block core bounds its jobs in flight, and so this queue.
-    backlog: VecDeque<Job>,
-}
-
-impl BucketTask {
-    /// The node's end, and the end of the task that works for it.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Job>) {
-        let (jobs, receiver) = mpsc::channel(JOBS_MAX);
-        (BucketTask { jobs, backlog: VecDeque::new() }, receiver)
-    }
-
-    /// Hands a job over without waiting.
-    pub(crate) fn give(&mut self, job: Job) {
-        self.backlog.push_back(job);
-        self.flush();
-    }
-
-    /// Hands over the jobs in the backlog as far as the queue has room. Returns whether some still wait.
-    pub(crate) fn flush(&mut self) -> bool {
-        while let Some(job) = self.backlog.pop_front() {
-            match self.jobs.try_send(job) {
-                Ok(()) => {}
-                Err(mpsc::error::TrySendError::Full(job)) => {
-                    self.backlog.push_front(job);
-                    return true;
-                }
-                // The runtime ends, and the node with it.
-                Err(mpsc::error::TrySendError::Closed(_)) => return false,
-            }
-        }
-        false
-    }
-}
+/// The node's end. Dropping it ends the task. The block core bounds its jobs in flight, and so the overflow.
+pub(crate) type BucketTask = Backlog<Job, mpsc::Sender<Job>>;

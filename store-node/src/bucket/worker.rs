@@ -25,7 +25,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::jobs::{BucketTask, Job, Report, Reports, Source};
+use super::jobs::{BucketTask, JOBS_MAX, Job, Report, Reports, Source};
 use super::name::Names;
 use super::object::{self, Wrong};
 use super::open::Opened;
@@ -57,7 +57,7 @@ pub(super) fn start(
     slots: Arc<SharedMemory>,
     reports: Reports,
 ) -> BucketTask {
-    let (task, jobs) = BucketTask::new();
+    let (task, jobs) = BucketTask::to_task(JOBS_MAX);
     runtime.spawn(Task::new(config, opened, slots, jobs, reports).run());
     task
 }
