@@ -290,7 +290,7 @@ impl Node {
                 },
                 layout: layout.clone(),
                 grpc_address: engine.to_string(),
-                max_running: 4096,
+                running_requests_max: 4096,
                 pool: None,
             };
             match EngineAttachment::connect(options).await {
@@ -353,8 +353,8 @@ impl Engine for Mute {
         let request = request.into_inner();
         let (sender, events) = mpsc::channel(4);
         let tx = request.tx.ok_or_else(|| Status::invalid_argument("no transaction"))?;
-        let side = match request.leg() {
-            v1::Leg::Decode => v1::Side::Decode,
+        let side = match request.phase() {
+            v1::Phase::Decode => v1::Side::Decode,
             _ => v1::Side::Prefill,
         };
         if side == v1::Side::Prefill {
@@ -515,7 +515,7 @@ impl Share {
                 self.tell(ToNode::Commit(v1::CommitBlocks { tx, side, first_page, keys: last }));
             }
         }
-        let mut finished = v1::Finished { answer_tokens: wanted, ..Default::default() };
+        let mut finished = v1::Finished { generated_tokens: wanted, ..Default::default() };
         finished.set_reason(v1::finished::Reason::Length);
         Ok(finished)
     }

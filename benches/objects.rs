@@ -58,8 +58,8 @@ fn measure(bytes: usize, clients: usize) -> Result<String, Box<dyn Error>> {
         listen: any_port,
         transfer_listen: any_port,
         attach_dir: dir.path().join("attach"),
-        arena_bytes: ARENA_BYTES as u64,
-        drain_ms: 1_000,
+        dram_bytes: ARENA_BYTES as u64,
+        drain_timeout_ms: 1_000,
         ..Config::default()
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

@@ -43,7 +43,7 @@ fn report(node: u16) -> InstanceReport {
         node_id: NodeId::from(format!("{name}-{node:02}-node").as_str()),
         attachment: (1, 1),
         role,
-        plays: None,
+        current_role: None,
         model: ModelSpec {
             name: Arc::from("m"),
             fingerprint: [7; 32],
@@ -55,7 +55,7 @@ fn report(node: u16) -> InstanceReport {
             layout_hash: 1,
             routed: None,
         },
-        max_running: 64,
+        running_requests_max: 64,
         slots_total: 100_000,
         slots_available: 100_000,
         ssd_reads: SsdReads::default(),

@@ -59,7 +59,7 @@ impl Bench {
         let logs = logs.join(name);
         std::fs::create_dir_all(&logs).expect("a folder for logs");
         let flags = format!(
-            "{flags} --model {MODEL} --chunk-tokens {CHUNK_TOKENS} --arena-bytes 512MiB \
+            "{flags} --model {MODEL} --prefill-chunk-tokens {CHUNK_TOKENS} --dram-bytes 512MiB \
              --layer-log-dir {}",
             logs.display()
         );
@@ -165,8 +165,8 @@ fn repeats(length: u32) -> u32 {
 }
 
 async fn table(domain: &str, beside: bool, logs: &Path) -> bool {
-    let with = Bench::start(logs, "with", &format!("--domain {domain}")).await;
-    let flags = format!("--domain {domain} --no-push --request-deadline-ms 1500");
+    let with = Bench::start(logs, "with", &format!("--transport {domain}")).await;
+    let flags = format!("--transport {domain} --no-push --request-timeout-ms 1500");
     let without = Bench::start(logs, "without", &flags).await;
     let streams = if beside { decode_beside(&with.cluster) } else { Vec::new() };
     let what = if beside { "8 streams decoding beside" } else { "nothing beside" };

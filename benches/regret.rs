@@ -12,7 +12,7 @@ use serde_json::Value;
 
 const GRID: [&str; 9] = [
     "--model=configs/models/tiny-deepseek-v2",
-    "--wire=shm,tcp,tcp:20MiB",
+    "--transport=shm,tcp,tcp:20MiB",
     "--document=128,512,1536",
     "--agents=1,4",
     "--answer=4,32,128",
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
             cell["wire"].as_str().unwrap_or_default(),
             number("document_tokens"),
             number("agents"),
-            number("answer_tokens"),
+            number("generated_tokens"),
             times(&cell["measured_ms"]),
             times(&cell["predicted_ms"]),
             times(&cell["decided"]),

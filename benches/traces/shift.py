@@ -1,4 +1,4 @@
-"""Turns a trace into one whose load shifts from prompts to answers, for docs/replay.md.
+"""Turns a trace into one whose load shifts from prompts to answers, for docs/operate/size.md.
 
 shift.py COPIES TIMES <TRACE >SHIFTED. Until the middle, answers have 64 tokens at most. From then on prompts
 are their first two blocks, answers have TIMES their length (4,000 tokens at most), and each request comes

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What store nodes remember ended shares for is longer (`finished_ms` of `kvasir_blocks::Options`).
-const REQUEST_DEADLINE_MS_MAX: u64 = 3_600_000;
+const REQUEST_TIMEOUT_MS_MAX: u64 = 3_600_000;
 
 /// The conductor: OpenAI-compatible front door and scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -20,165 +20,164 @@ const REQUEST_DEADLINE_MS_MAX: u64 = 3_600_000;
 pub struct Config {
     /// Address of the OpenAI-compatible HTTP API, the health endpoints and the metrics.
     pub listen: SocketAddr,
-    /// Address of the gRPC scheduler, for callers with a front door of their own.
+    /// Address of the gRPC scheduler, for callers with a front door of their own. It is not
+    /// authenticated.
     pub grpc_listen: SocketAddr,
-    /// Address for those who run the conductor: why requests went where they went, how the cluster
-    /// does, as a page and as JSON for `kvasir explain` and `kvasir top`; health and metrics too. It
-    /// asks for no keys and changes nothing.
-    pub watch_listen: SocketAddr,
-    /// Decisions that are kept for it, the latest ones: about 1 KiB each with one instance for prefill
-    /// and one for decode, and 72 bytes more for each further one that prefills, 40 for one that
-    /// decodes.
-    pub decisions_kept: usize,
-    /// Memory for what the latest of them were taken from, so that `kvasir replay --decision` can take them
-    /// again (docs/watching.md). 0 keeps nothing of it. The oldest goes first.
-    pub decisions_inputs_bytes: usize,
-    /// Store nodes, as "host:port". Each is asked for what it holds and for its engine.
+    /// Address of the read-only monitoring API: placement decisions and cluster state, as a web page
+    /// and as JSON for `kvasir explain` and `kvasir top`, and the health endpoints and metrics. It is
+    /// not authenticated.
+    pub monitor_listen: SocketAddr,
+    /// The number of latest placement decisions that the conductor remembers. Each takes about 1 KiB with
+    /// one prefill and one decode instance, 72 bytes more for each further prefill instance, and 40 bytes
+    /// more for each further decode instance.
+    pub decision_history_max: usize,
+    /// Memory for the inputs of the latest decisions, which `kvasir replay --decision` reads
+    /// (docs/guide/monitor.md). The oldest inputs are discarded first. 0 disables the recording.
+    pub decision_inputs_bytes_max: usize,
+    /// gRPC addresses of the store nodes, as "host:port".
     pub nodes: Vec<String>,
-    /// The models that clients may ask for.
+    /// The models that clients may request.
     pub models: Vec<ModelConfig>,
-    /// Plain OpenAI servers that requests are passed on to, for models of their own; several for one
-    /// model share its requests. Their names must not be among `models`.
+    /// OpenAI-compatible servers that answer requests for models of their own. Several servers of one
+    /// model share its requests. A model must not be in `models` too.
     pub backends: Vec<BackendConfig>,
-    /// A file of tenants with the hashes of their API keys and their quotas, as described in
-    /// docs/front-door.md. Without it everybody is answered. Read again while the conductor runs.
+    /// File of tenants, with the hashes of their API keys and their quotas (docs/guide/configure.md).
+    /// Without it the conductor answers every client. The file is read again while the conductor runs.
     pub api_keys_file: Option<PathBuf>,
-    /// How often files of keys and certificates are read again. What is new is taken when it was
-    /// read twice alike. At least 10.
-    pub reload_ms: u64,
-    /// A request that takes longer is cancelled and answered with 504. OpenAI's clients wait 10
-    /// minutes unless they are told otherwise. At most 3600000: store nodes remember what has ended
+    /// Interval at which the conductor reads the files of API keys and certificates again. A change takes
+    /// effect after two equal reads. At least 10.
+    pub reload_interval_ms: u64,
+    /// A request that takes longer is cancelled and answered with 504. The default equals the timeout of
+    /// OpenAI's client libraries. At most 3600000, because store nodes remember finished transactions
     /// for longer than that.
-    pub request_deadline_ms: u64,
-    /// A request is refused when its first token is predicted to come later than this.
+    pub request_timeout_ms: u64,
+    /// A request is refused if its predicted time to first token is longer.
     pub ttft_objective_ms: u64,
-    /// A request is refused when the time between its tokens is predicted to be longer than this.
+    /// A request is refused if its predicted time between tokens is longer.
     pub tbt_objective_ms: u64,
-    /// The least that a request may ask for with the header `x-llm-d-slo-ttft-ms`, which then holds
-    /// for it in place of `ttft_objective_ms`; what is out of bounds is refused with 400.
-    pub ttft_objective_ms_min: u64,
-    /// The most that it may ask for; `ttft_objective_ms` when it is absent, so that requests may only
-    /// ask for less. At most `request_deadline_ms`.
-    pub ttft_objective_ms_max: Option<u64>,
-    /// The least that a request may ask for with the header `x-llm-d-slo-tpot-ms`, which then holds
-    /// for it in place of `tbt_objective_ms`.
-    pub tbt_objective_ms_min: u64,
-    /// The most that it may ask for; `tbt_objective_ms` when it is absent.
-    pub tbt_objective_ms_max: Option<u64>,
-    /// By what the instance that prefills is chosen: "random"; "least-loaded", the shortest queue;
-    /// "longest-match", the longest prefix; "local", the least time to first token with what each
-    /// holds itself; "global", Mooncake's Algorithm 1; "kvasir", the least cost with fetching priced
-    /// against computing.
+    /// The smallest value that the header `x-llm-d-slo-ttft-ms` may set in place of `ttft_objective_ms`. A
+    /// value out of range is refused with 400.
+    pub ttft_objective_min_ms: u64,
+    /// The largest value that the header may set. At most `request_timeout_ms`. The default is
+    /// `ttft_objective_ms`.
+    pub ttft_objective_max_ms: Option<u64>,
+    /// The smallest value that the header `x-llm-d-slo-tpot-ms` may set in place of `tbt_objective_ms`.
+    pub tbt_objective_min_ms: u64,
+    /// The largest value that the header may set. The default is `tbt_objective_ms`.
+    pub tbt_objective_max_ms: Option<u64>,
+    /// How the conductor selects the prefill instance: "random"; "least-loaded", the shortest queue;
+    /// "longest-prefix", the longest cached prefix; "cache-aware", the shortest time to first token
+    /// without fetches; "kvcache-centric", Algorithm 1 of Mooncake; "least-cost", the lowest cost, with
+    /// fetches and recomputation priced against each other.
     pub policy: PlacementPolicy,
-    /// With the policy "global", blocks are fetched from another node when the best prefix match is
-    /// more than this many times as long as the local one (Mooncake, Algorithm 1).
+    /// With the policy "kvcache-centric", blocks are fetched from another node if the longest cached prefix
+    /// is more than this many times as long as the local one (Mooncake, Algorithm 1).
     pub kvcache_balancing_threshold: f64,
-    /// Where another node holds more, fetch whatever it costs, as Algorithm 1 is printed; otherwise
-    /// only where that is predicted to be faster than computing.
+    /// Fetch a longer prefix from another node even if recomputing it is predicted to be faster, as in
+    /// Algorithm 1 of Mooncake.
     pub always_fetch: bool,
-    /// With the policy "kvasir", engines let shorter prompts pass a longer one that came earlier by
-    /// less than so many times what they take less. 0 is first come, first served; it is right for
-    /// engines that know no other order.
-    pub rank_stretch: f64,
-    /// How long a node keeps what a request holds without hearing from anybody. At least 1000:
+    /// With the policy "least-cost", an engine may run a shorter prompt before a longer one that arrived
+    /// earlier, if the difference in arrival is less than this many times the difference in prefill time.
+    /// 0 is first come, first served; set it for engines that ignore the order.
+    pub shortest_prefill_first_factor: f64,
+    /// Time for which a node keeps the locks and pins of a request without a renewal. At least 1000:
     /// engines renew every 250 ms.
     pub lease_ms: u64,
-    /// Attempts at one request, the first included, as long as nothing of the answer was sent.
+    /// Attempts for one request, including the first. A request is not retried after the first bytes of its
+    /// answer were sent.
     pub attempts_max: u32,
-    /// Requests (each prompt and each of `n` counts) that are worked on at once; more wait where
-    /// requests wait, and else are refused with 429.
-    pub choices_running_max: usize,
-    /// Prompts times `n` of one request.
-    pub choices_max: usize,
+    /// Answers that are generated at once: each prompt counts, times `n`. Further requests wait in the
+    /// admission queue; without API keys they are refused with 429.
+    pub running_choices_max: usize,
+    /// The largest number of prompts times `n` of one request.
+    pub choices_per_request_max: usize,
     /// Stop strings of one request.
     pub stop_strings_max: usize,
-    /// Bytes of one request body; a longer one is refused with 413.
+    /// Size of one request body in bytes. A longer body is refused with 413.
     pub body_bytes_max: usize,
-    /// Bytes of all request bodies that are being read; beyond it requests are refused with 503.
-    pub bodies_bytes_max: usize,
-    /// A request whose body has not arrived after this long is answered with 408.
-    pub body_read_ms: u64,
-    /// HTTP connections open at once; more wait in the listen queue.
+    /// Size of all request bodies in memory. Beyond it requests are refused with 503.
+    pub buffered_bodies_bytes_max: usize,
+    /// A request whose body is not complete after this time is answered with 408.
+    pub body_read_timeout_ms: u64,
+    /// Open HTTP connections. Further connections wait in the listen queue of the kernel.
     pub connections_max: usize,
-    /// A connection is closed when the head of a request that has begun (of the first request: since
-    /// the connection is there) has not arrived after this long.
-    pub header_read_ms: u64,
-    /// A connection on which nothing is asked for so long after an answer is closed. Longer than what
-    /// clients and proxies in front keep theirs, so that they are the ones who close. At most
-    /// 3600000.
-    pub keep_alive_ms: u64,
-    /// A connection whose client takes no byte of its answer for this long is closed and its
-    /// request cancelled.
-    pub write_stall_ms: u64,
-    /// Prompts that are tokenized at once; more wait.
-    pub tokenize_parallel: usize,
-    /// Memory for what parts of prompts were tokenized to, in bytes, so that what prompts share (a system
-    /// prompt, a conversation so far) is tokenized once; 0 keeps nothing. Texts are cut in front of the model's special
-    /// tokens.
-    pub tokenize_memo_bytes: u64,
-    /// On shutdown, requests in flight may finish for this long; then they are cancelled.
-    pub drain_ms: u64,
+    /// A connection is closed if the head of a request is not complete after this time. For the first
+    /// request the time starts when the connection opens.
+    pub header_read_timeout_ms: u64,
+    /// A connection that is idle for this time after an answer is closed. Set it longer than the same timeout
+    /// of clients and proxies, so that they close first. At most 3600000.
+    pub keep_alive_timeout_ms: u64,
+    /// A connection is closed and its request is cancelled if the client reads no byte of the answer for this
+    /// time.
+    pub write_stall_timeout_ms: u64,
+    /// Prompts that are tokenized at once. Further prompts wait.
+    pub tokenize_concurrency_max: usize,
+    /// Memory for the tokens of text that was tokenized before, such as a system prompt or the earlier turns of a
+    /// conversation. Text is cut in front of the model's special tokens. 0 disables the cache.
+    pub tokenizer_cache_bytes_max: u64,
+    /// On shutdown, requests in flight may finish for this time. Then they are cancelled.
+    pub drain_timeout_ms: u64,
     /// TLS 1.3 for the HTTP API. The files are read again while the conductor runs.
     pub tls: TlsConfig,
-    /// What engines of a type cost until that is measured; those of others begin as a small model on a few
-    /// cores does.
-    pub profiles: Vec<ProfileConfig>,
-    /// Different blocks that are followed at once, for each 64 nodes: 21 to 27 bytes of memory each, twice that when
-    /// they are on two tiers. Blocks beyond that are not seen, and computed again. At least 1024.
-    pub index_keys_max: usize,
-    /// What fetching blocks from another node costs until that is measured.
+    /// Initial costs of instances by their type, until they are measured. Other types start with the costs of a
+    /// small model on a few CPU cores.
+    pub instance_profiles: Vec<ProfileConfig>,
+    /// Distinct blocks in the index, for each 64 nodes. A block takes 21 to 27 bytes, and twice that if it is on
+    /// two tiers. The conductor does not see further blocks, and they are recomputed. At least 1024.
+    pub index_blocks_max: usize,
+    /// Initial cost of fetching blocks from another node, until it is measured.
     pub network: NetworkConfig,
-    /// What reading blocks from a node's own SSD costs until that is measured.
+    /// Initial cost of reading blocks from a node's SSD, until it is measured.
     pub ssd: SsdConfig,
-    /// Attention over blocks that stay on another node.
+    /// Routed attention: queries move to blocks that stay on another node.
     pub routes: RoutesConfig,
-    /// Whether requests may name the instance that serves them and say what becomes of their prefix, in headers
-    /// (docs/front-door.md). For experiments: who may do so can put all load on one engine.
+    /// Accept the headers `x-kvasir-instance` and `x-kvasir-prefix`, which select the instance and the source of
+    /// the prefix (docs/guide/api.md). For experiments: a client can put all load on one engine.
     pub steering_enabled: bool,
-    /// Whether requests may name parts of their prompts that are attended as if each stood alone, so that what was
-    /// computed of a document serves wherever it stands (docs/front-door.md). Their answers are others than
-    /// without that, and how far off depends on the model.
-    pub chunks_enabled: bool,
-    /// Where API keys are asked for, requests wait here for their tenant's turn when they cannot go at once
-    /// (docs/front-door.md). Without keys they go or are refused.
-    pub waiting: WaitingConfig,
-    /// How many engines prefill and how many decode.
+    /// Accept `kvasir_chunks`: parts of a prompt that are attended as if each stood alone, so that their cached
+    /// blocks can be reused at any position (docs/concepts/chunk-reuse.md). This changes the answers; the size of
+    /// the change depends on the model.
+    pub chunk_reuse_enabled: bool,
+    /// The queue of requests that cannot start at once. Tenants share it fairly. It is used only with
+    /// `api_keys_file`; without API keys such requests are refused.
+    pub admission_queue: AdmissionQueueConfig,
+    /// The number of prefill and decode engines.
     pub balance: BalanceConfig,
-    /// Prompts that are kept for a time (docs/front-door.md).
+    /// Contexts: prompts that stay cached until their expiry (docs/guide/contexts.md).
     pub contexts: ContextsConfig,
 }
 
-/// Bounds of contexts. Those of the room that they may take are the store nodes'.
+/// Limits of contexts. The store nodes limit the space that contexts take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ContextsConfig {
-    /// How long one is kept that does not say. At least 1000.
-    pub ttl_default_ms: u64,
-    /// The longest that one may ask for. At least `ttl_default_ms`.
-    pub ttl_max_ms: u64,
-    /// On how many store nodes one is kept that does not say: 1 to 8. With more than one, each node must know
-    /// others (`peers` in `[replicas]` of store-node.toml), and the loss of a disk costs no context.
-    pub copies_default: u8,
-    /// Contexts that are created at once; more are refused with 429.
-    pub creates_running_max: usize,
-    /// Calls to store nodes that list, extend and drop contexts, under way at once; more wait.
-    pub node_calls_max: usize,
-    /// A node that takes longer to list, extend or drop a context, that wait included, does not answer.
-    pub node_call_ms: u64,
-    /// A node that takes longer to write one does not answer.
-    pub keep_ms: u64,
+    /// Time to live of a context that is created without `ttl_s`. At least 1000.
+    pub default_ttl_ms: u64,
+    /// The longest time to live that a client may request. At least `default_ttl_ms`.
+    pub max_ttl_ms: u64,
+    /// Number of store nodes that keep a context that is created without `replicas`: 1 to 8. With more than one,
+    /// each store node needs `replication.peers`, and the loss of one disk loses no context.
+    pub replicas_default: u8,
+    /// Contexts that are created at once. Further requests are refused with 429.
+    pub concurrent_creates_max: usize,
+    /// Calls in flight to store nodes that list, extend and delete contexts. Further calls wait.
+    pub concurrent_node_calls_max: usize,
+    /// Timeout of such a call, including its wait.
+    pub node_call_timeout_ms: u64,
+    /// Timeout of a call that makes a store node persist a context.
+    pub persist_timeout_ms: u64,
 }
 
 impl Default for ContextsConfig {
     fn default() -> Self {
         ContextsConfig {
-            ttl_default_ms: 3_600_000,
-            ttl_max_ms: 2_592_000_000,
-            copies_default: 1,
-            creates_running_max: 64,
-            node_calls_max: 64,
-            node_call_ms: 5_000,
-            keep_ms: 60_000,
+            default_ttl_ms: 3_600_000,
+            max_ttl_ms: 2_592_000_000,
+            replicas_default: 1,
+            concurrent_creates_max: 64,
+            concurrent_node_calls_max: 64,
+            node_call_timeout_ms: 5_000,
+            persist_timeout_ms: 60_000,
         }
     }
 }
@@ -186,88 +185,89 @@ impl Default for ContextsConfig {
 impl ContextsConfig {
     fn check(&self) -> Result<(), String> {
         for (field, value) in [
-            ("creates_running_max", self.creates_running_max as u64),
-            ("node_calls_max", self.node_calls_max as u64),
-            ("node_call_ms", self.node_call_ms),
-            ("keep_ms", self.keep_ms),
+            ("concurrent_creates_max", self.concurrent_creates_max as u64),
+            ("concurrent_node_calls_max", self.concurrent_node_calls_max as u64),
+            ("node_call_timeout_ms", self.node_call_timeout_ms),
+            ("persist_timeout_ms", self.persist_timeout_ms),
         ] {
             if value == 0 {
                 return Err(format!("`contexts.{field}` must be at least 1"));
             }
         }
-        if !(1..=COPIES_MAX).contains(&self.copies_default) {
-            return Err(format!("`contexts.copies_default` must be 1 to {COPIES_MAX}"));
+        if !(1..=COPIES_MAX).contains(&self.replicas_default) {
+            return Err(format!("`contexts.replicas_default` must be 1 to {COPIES_MAX}"));
         }
-        if self.ttl_default_ms < TTL_MS_MIN {
-            return Err(format!("`contexts.ttl_default_ms` must be at least {TTL_MS_MIN}"));
+        if self.default_ttl_ms < TTL_MS_MIN {
+            return Err(format!("`contexts.default_ttl_ms` must be at least {TTL_MS_MIN}"));
         }
-        if self.ttl_max_ms < self.ttl_default_ms {
+        if self.max_ttl_ms < self.default_ttl_ms {
             return Err(
-                "`contexts.ttl_max_ms` must be at least `contexts.ttl_default_ms`".to_owned()
+                "`contexts.max_ttl_ms` must be at least `contexts.default_ttl_ms`".to_owned()
             );
         }
         Ok(())
     }
 }
 
-/// What is done about the ratio of engines that prefill to engines that decode (docs/balance.md).
+/// The ratio of prefill engines to decode engines (docs/concepts/balance.md).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BalanceConfig {
-    /// "off": nothing; "wish": how many of each there should be is a metric, for autoscalers; "act": engines
-    /// that can do both are also told what to do, which every conductor follows.
+    /// "off": no balancing; "recommend": a metric recommends the number of engines of each role, for
+    /// autoscalers; "auto": the conductor also changes the role of engines that support both roles.
     pub mode: BalanceMode,
-    /// How often loads are looked at. At least 10.
-    pub sample_ms: u64,
-    /// What loads are averaged over, and the least time between two changes. At least `sample_ms`, at most 4096
-    /// times as much.
+    /// Interval at which the loads are sampled. At least 10.
+    pub sample_interval_ms: u64,
+    /// Time over which loads are averaged, and the shortest time between two changes. At least
+    /// `sample_interval_ms`, at most 4096 times as long.
     pub window_ms: u64,
-    /// An engine keeps a role for so long at least.
+    /// The shortest time for which an engine keeps a role.
     pub dwell_ms: u64,
-    /// Engines of one model that change their role at once, at most. At least 1.
-    pub changes_max: usize,
-    /// A change is made when it brings the logarithm of the ratio of the loads nearer to 0 by so much.
+    /// Engines of one model that change their role at once. At least 1.
+    pub concurrent_role_changes_max: usize,
+    /// A change must move the logarithm of the ratio of the loads this much nearer to 0.
     pub margin: f64,
-    /// Engines of one model that stay with prefill, at least, as far as there are enough. At least 1.
-    pub prefills_min: usize,
-    /// The same with decode.
-    pub decodes_min: usize,
-    /// Above this load one engine more is wished for on the loaded side.
+    /// Engines of one model that keep the prefill role, if there are enough engines. At least 1.
+    pub prefill_instances_min: usize,
+    /// Engines of one model that keep the decode role, if there are enough engines. At least 1.
+    pub decode_instances_min: usize,
+    /// Above this load one more engine is recommended for the loaded role.
     pub load_high: f64,
-    /// Below it one fewer on the idle side, and engines that do both are not divided.
+    /// Below this load one engine fewer is recommended for the idle role, and engines with both roles are not
+    /// divided.
     pub load_low: f64,
 }
 
-/// What is done about the ratio.
+/// Effect of the balancer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BalanceMode {
     Off,
     #[default]
-    Wish,
-    Act,
+    Recommend,
+    Auto,
 }
 
 impl Default for BalanceConfig {
     fn default() -> Self {
         let BalanceOptions {
             window_us,
-            changes_max,
+            concurrent_role_changes_max,
             margin,
-            prefills_min,
-            decodes_min,
+            prefill_instances_min,
+            decode_instances_min,
             load_high,
             load_low,
         } = BalanceOptions::default();
         BalanceConfig {
-            mode: BalanceMode::Wish,
-            sample_ms: 500,
+            mode: BalanceMode::Recommend,
+            sample_interval_ms: 500,
             window_ms: window_us / 1_000,
             dwell_ms: 120_000,
-            changes_max,
+            concurrent_role_changes_max,
             margin,
-            prefills_min,
-            decodes_min,
+            prefill_instances_min,
+            decode_instances_min,
             load_high,
             load_low,
         }
@@ -276,19 +276,22 @@ impl Default for BalanceConfig {
 
 impl BalanceConfig {
     fn check(&self) -> Result<(), String> {
-        if self.sample_ms < BALANCE_SAMPLE_MS_MIN {
-            return Err(format!("`balance.sample_ms` must be at least {BALANCE_SAMPLE_MS_MIN}"));
+        if self.sample_interval_ms < BALANCE_SAMPLE_MS_MIN {
+            return Err(format!(
+                "`balance.sample_interval_ms` must be at least {BALANCE_SAMPLE_MS_MIN}"
+            ));
         }
-        let windows = self.sample_ms..=self.sample_ms.saturating_mul(BALANCE_SAMPLES_MAX);
+        let windows =
+            self.sample_interval_ms..=self.sample_interval_ms.saturating_mul(BALANCE_SAMPLES_MAX);
         if !windows.contains(&self.window_ms) {
             return Err(format!(
-                "`balance.window_ms` must be between `balance.sample_ms` and {BALANCE_SAMPLES_MAX} times that"
+                "`balance.window_ms` must be between `balance.sample_interval_ms` and {BALANCE_SAMPLES_MAX} times that"
             ));
         }
         for (field, value) in [
-            ("changes_max", self.changes_max),
-            ("prefills_min", self.prefills_min),
-            ("decodes_min", self.decodes_min),
+            ("concurrent_role_changes_max", self.concurrent_role_changes_max),
+            ("prefill_instances_min", self.prefill_instances_min),
+            ("decode_instances_min", self.decode_instances_min),
         ] {
             if value == 0 {
                 return Err(format!("`balance.{field}` must be at least 1"));
@@ -298,7 +301,7 @@ impl BalanceConfig {
             [("margin", self.margin), ("load_high", self.load_high), ("load_low", self.load_low)]
         {
             if !value.is_finite() || value < 0.0 {
-                return Err(format!("`balance.{field}` must be a number from 0 on"));
+                return Err(format!("`balance.{field}` must be a number of at least 0"));
             }
         }
         if self.load_low > self.load_high {
@@ -308,81 +311,82 @@ impl BalanceConfig {
     }
 }
 
-/// How tenants take turns.
+/// The queue of requests that cannot start at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct WaitingConfig {
-    /// Requests (each prompt and each of `n` counts) that wait for one model; beyond it those of the tenant
-    /// that has most waiting for its weight are refused with 429. With 0 nobody waits and nobody takes turns.
+pub struct AdmissionQueueConfig {
+    /// Queued answers of one model: each prompt counts, times `n`. If the queue is full, the latest request of the
+    /// tenant with the most queued requests for its weight is refused with 429. 0 disables the queue.
     pub requests_max: usize,
-    /// A request goes to an engine when its prefill is predicted to begin there within so long, or within an
-    /// eighth of the time that it has waited. More keeps engines busier, less lets a tenant that comes have
-    /// its turn sooner.
-    pub ahead_ms: u64,
-    /// Tokens, of prompts and expected answers, that a tenant of weight 1 may use in a round. At least 1.
+    /// A request leaves the queue when its prefill is predicted to start within this time, or within an eighth of the
+    /// time that it has waited. A larger value keeps engines busier; a smaller value gives a newly
+    /// arriving tenant its share sooner.
+    pub dispatch_ahead_ms: u64,
+    /// Tokens of prompts and expected answers that a tenant of weight 1 may use in a round of the deficit round
+    /// robin. At least 1.
     pub quantum_tokens: u64,
-    /// A request that has waited for so long counts as of the next higher priority. At least 1.
+    /// A request that has waited this long counts as one priority higher. At least 1.
     pub aging_ms: u64,
 }
 
-impl Default for WaitingConfig {
+impl Default for AdmissionQueueConfig {
     fn default() -> Self {
-        WaitingConfig {
+        AdmissionQueueConfig {
             requests_max: 1_024,
-            ahead_ms: 1_000,
+            dispatch_ahead_ms: 1_000,
             quantum_tokens: 2_048,
             aging_ms: 10_000,
         }
     }
 }
 
-/// When the prefix of a prompt stays where it is: the engine then sends its queries there.
+/// Routed attention: the engine sends its queries to the node that holds the prefix.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RoutesConfig {
-    /// Whether a prefix that another node has may stay there, where that is predicted to be cheaper than
-    /// fetching or computing it. Only engines that do both, and that say that they can, are asked.
+    /// Leave a prefix on another node if routing queries is predicted to be cheaper than fetching or recomputing the
+    /// prefix. This needs engines with the role "both" that support routed attention.
     pub enabled: bool,
-    /// Let it stay wherever that is possible, whatever it costs.
+    /// Route whenever it is possible, at any cost. For experiments.
     pub always: bool,
-    /// What queries cost on their way until that is measured: a file like those of configs/fabrics. By
-    /// default one of shared memory on one host.
+    /// Initial cost of moving queries, until it is measured: a file like those in configs/fabrics. The default
+    /// describes shared memory on one host.
     pub fabric_file: Option<PathBuf>,
-    /// What a layer costs at the node until that is measured: a file like those of configs/kernels. By
-    /// default one of a server core with AVX-512.
+    /// Initial cost of attention at the holder, until it is measured: a file like those in configs/kernels. The
+    /// default describes a server core with AVX-512.
     pub kernel_file: Option<PathBuf>,
 }
 
-/// Where certificate and key of the HTTP API lie: both or neither.
+/// Certificate and key of the HTTP API: both or neither.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TlsConfig {
-    /// The certificate in PEM, followed by those that lead to an authority. Without it HTTP is spoken
-    /// in the clear.
-    pub certificate: Option<PathBuf>,
-    /// The certificate's key in PEM.
-    pub key: Option<PathBuf>,
+    /// Certificate chain in PEM: the certificate, then its intermediates. Without it the HTTP API is not
+    /// encrypted.
+    pub certificate_file: Option<PathBuf>,
+    /// Private key of the certificate in PEM.
+    pub key_file: Option<PathBuf>,
     /// A connection whose handshake takes longer is closed.
-    pub handshake_ms: u64,
+    pub handshake_timeout_ms: u64,
 }
 
 impl Default for TlsConfig {
     fn default() -> Self {
-        TlsConfig { certificate: None, key: None, handshake_ms: 10_000 }
+        TlsConfig { certificate_file: None, key_file: None, handshake_timeout_ms: 10_000 }
     }
 }
 
-/// By what the instance that prefills is chosen.
+/// How the prefill instance is selected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlacementPolicy {
     Random,
     LeastLoaded,
-    LongestMatch,
-    Local,
-    Global,
+    LongestPrefix,
+    CacheAware,
+    KvcacheCentric,
     #[default]
-    Kvasir,
+    LeastCost,
 }
 
 impl From<PlacementPolicy> for Selection {
@@ -390,32 +394,32 @@ impl From<PlacementPolicy> for Selection {
         match policy {
             PlacementPolicy::Random => Selection::Random,
             PlacementPolicy::LeastLoaded => Selection::LeastLoaded,
-            PlacementPolicy::LongestMatch => Selection::LongestMatch,
-            PlacementPolicy::Local => Selection::Local,
-            PlacementPolicy::Global => Selection::Global,
-            PlacementPolicy::Kvasir => Selection::Kvasir,
+            PlacementPolicy::LongestPrefix => Selection::LongestPrefix,
+            PlacementPolicy::CacheAware => Selection::CacheAware,
+            PlacementPolicy::KvcacheCentric => Selection::KvcacheCentric,
+            PlacementPolicy::LeastCost => Selection::LeastCost,
         }
     }
 }
 
-/// A model that clients may ask for.
+/// A model that clients may request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// The name in requests; engines that serve it attach with the same name.
+    /// The model's name in requests. Engines that serve it attach with the same name.
     pub name: String,
-    /// Directory with `tokenizer.json`, `tokenizer_config.json` and perhaps `chat_template.jinja`.
+    /// Directory with `tokenizer.json`, `tokenizer_config.json` and optionally `chat_template.jinja`.
     pub path: PathBuf,
 }
 
-/// The network between nodes: a fetch takes its latency and its bytes over the bandwidth. Each node's bandwidth
-/// is learned from what is fetched to it; where it begins too low, fetches seem dear and few are tried.
+/// The network between nodes. A fetch takes the latency plus its size over the bandwidth. The bandwidth of each node is
+/// learned from fetches to it. If the initial value is too low, fetches seem expensive and few are tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NetworkConfig {
-    /// Until the first byte comes, with the calls that ask for it.
+    /// Time until the first byte, including the calls that request the fetch.
     pub latency_us: u64,
-    /// To one node. By default what one TCP stream on loopback was measured to carry; 100 Gb/s are 12500000000.
+    /// Bandwidth to one node. The default is that of one TCP stream on loopback; 100 Gb/s are 12500000000.
     pub bytes_per_s: u64,
 }
 
@@ -425,13 +429,13 @@ impl Default for NetworkConfig {
     }
 }
 
-/// A node's SSD: reading from it takes its latency and the bytes over the bandwidth.
+/// A node's SSD. A read takes the latency plus its size over the bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SsdConfig {
-    /// Until the first byte is read.
+    /// Time until the first byte.
     pub latency_us: u64,
-    /// By default what one ordinary NVMe device reads.
+    /// Read bandwidth. The default is that of a common NVMe device.
     pub bytes_per_s: u64,
 }
 
@@ -441,36 +445,36 @@ impl Default for SsdConfig {
     }
 }
 
-/// What engines of one type cost.
+/// Initial costs of the instances of one type.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileConfig {
-    /// As the engines' `instance_type` has it.
+    /// The `instance_type` of the engines.
     pub instance_type: String,
-    /// A file like those of configs/instances.
+    /// A file like those in configs/instances.
     pub file: PathBuf,
 }
 
-/// An OpenAI server that requests for a model are passed on to.
+/// An OpenAI-compatible server that answers requests for a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BackendConfig {
-    /// The name in requests.
+    /// The model's name in requests.
     pub model: String,
-    /// Where the server is, as in "http://host:8000", without /v1.
+    /// The server's address without /v1, as in "http://host:8000".
     pub url: String,
-    /// What the server calls the model; the same when it is absent.
+    /// The server's own name for the model. The default is `model`.
     #[serde(default)]
     pub upstream_model: Option<String>,
-    /// A file with the key that the server asks for.
+    /// A file with the API key of the server.
     #[serde(default)]
     pub api_key_file: Option<PathBuf>,
-    /// Requests under way there, at most.
-    #[serde(default = "backend_requests_running_max")]
-    pub requests_running_max: usize,
+    /// Requests in flight to this server.
+    #[serde(default = "backend_running_requests_max")]
+    pub running_requests_max: usize,
 }
 
-fn backend_requests_running_max() -> usize {
+fn backend_running_requests_max() -> usize {
     1_024
 }
 
@@ -479,49 +483,49 @@ impl Default for Config {
         Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 8000)),
             grpc_listen: SocketAddr::from(([127, 0, 0, 1], 8001)),
-            watch_listen: SocketAddr::from(([127, 0, 0, 1], 8002)),
-            decisions_kept: 1_000,
-            decisions_inputs_bytes: 0,
+            monitor_listen: SocketAddr::from(([127, 0, 0, 1], 8002)),
+            decision_history_max: 1_000,
+            decision_inputs_bytes_max: 0,
             nodes: Vec::new(),
             models: Vec::new(),
             backends: Vec::new(),
             api_keys_file: None,
-            reload_ms: 1_000,
-            request_deadline_ms: 600_000,
+            reload_interval_ms: 1_000,
+            request_timeout_ms: 600_000,
             ttft_objective_ms: 30_000,
             tbt_objective_ms: 1_000,
-            ttft_objective_ms_min: 1,
-            ttft_objective_ms_max: None,
-            tbt_objective_ms_min: 1,
-            tbt_objective_ms_max: None,
+            ttft_objective_min_ms: 1,
+            ttft_objective_max_ms: None,
+            tbt_objective_min_ms: 1,
+            tbt_objective_max_ms: None,
             policy: PlacementPolicy::default(),
             kvcache_balancing_threshold: 1.5,
             always_fetch: false,
-            rank_stretch: 5.0,
+            shortest_prefill_first_factor: 5.0,
             lease_ms: 5_000,
             attempts_max: 3,
-            choices_running_max: 4_096,
-            choices_max: 64,
+            running_choices_max: 4_096,
+            choices_per_request_max: 64,
             stop_strings_max: 16,
             body_bytes_max: 8 << 20,
-            bodies_bytes_max: 512 << 20,
-            body_read_ms: 30_000,
+            buffered_bodies_bytes_max: 512 << 20,
+            body_read_timeout_ms: 30_000,
             connections_max: 4_096,
-            header_read_ms: 10_000,
-            keep_alive_ms: 75_000,
-            write_stall_ms: 20_000,
-            tokenize_parallel: 4,
-            tokenize_memo_bytes: 64 << 20,
-            drain_ms: 10_000,
+            header_read_timeout_ms: 10_000,
+            keep_alive_timeout_ms: 75_000,
+            write_stall_timeout_ms: 20_000,
+            tokenize_concurrency_max: 4,
+            tokenizer_cache_bytes_max: 64 << 20,
+            drain_timeout_ms: 10_000,
             tls: TlsConfig::default(),
-            profiles: Vec::new(),
-            index_keys_max: 16 << 20,
+            instance_profiles: Vec::new(),
+            index_blocks_max: 16 << 20,
             network: NetworkConfig::default(),
             ssd: SsdConfig::default(),
             routes: RoutesConfig::default(),
             steering_enabled: false,
-            chunks_enabled: false,
-            waiting: WaitingConfig::default(),
+            chunk_reuse_enabled: false,
+            admission_queue: AdmissionQueueConfig::default(),
             balance: BalanceConfig::default(),
             contexts: ContextsConfig::default(),
         }
@@ -541,7 +545,7 @@ const TTL_MS_MIN: u64 = 1_000;
 /// An hour.
 const KEEP_ALIVE_MS_MAX: u64 = 3_600_000;
 /// Fewer are not worth a conductor.
-const INDEX_KEYS_MIN: usize = 1_024;
+const INDEX_BLOCKS_MIN: usize = 1_024;
 /// Slower ones are not told apart (`kvasir_placement::LinkModel`).
 const BYTES_PER_S_MIN: u64 = 100_000;
 /// A minute.
@@ -550,82 +554,84 @@ const LATENCY_US_MAX: u64 = 60_000_000;
 impl Config {
     /// The longest time to first token that a request may ask for.
     pub(crate) fn ttft_ms_max(&self) -> u64 {
-        self.ttft_objective_ms_max.unwrap_or(self.ttft_objective_ms)
+        self.ttft_objective_max_ms.unwrap_or(self.ttft_objective_ms)
     }
 
     /// The longest time between tokens that a request may ask for.
     pub(crate) fn tbt_ms_max(&self) -> u64 {
-        self.tbt_objective_ms_max.unwrap_or(self.tbt_objective_ms)
+        self.tbt_objective_max_ms.unwrap_or(self.tbt_objective_ms)
     }
 
     /// Refuses values that cannot work, naming the field.
     pub(crate) fn check(&self) -> Result<(), String> {
         let positive = [
-            ("request_deadline_ms", self.request_deadline_ms),
+            ("request_timeout_ms", self.request_timeout_ms),
             ("ttft_objective_ms", self.ttft_objective_ms),
             ("tbt_objective_ms", self.tbt_objective_ms),
             ("attempts_max", u64::from(self.attempts_max)),
-            ("choices_running_max", self.choices_running_max as u64),
-            ("choices_max", self.choices_max as u64),
+            ("running_choices_max", self.running_choices_max as u64),
+            ("choices_per_request_max", self.choices_per_request_max as u64),
             ("body_bytes_max", self.body_bytes_max as u64),
-            ("body_read_ms", self.body_read_ms),
+            ("body_read_timeout_ms", self.body_read_timeout_ms),
             ("connections_max", self.connections_max as u64),
-            ("header_read_ms", self.header_read_ms),
-            ("keep_alive_ms", self.keep_alive_ms),
-            ("write_stall_ms", self.write_stall_ms),
-            ("tls.handshake_ms", self.tls.handshake_ms),
-            ("tokenize_parallel", self.tokenize_parallel as u64),
-            ("waiting.quantum_tokens", self.waiting.quantum_tokens),
-            ("waiting.aging_ms", self.waiting.aging_ms),
+            ("header_read_timeout_ms", self.header_read_timeout_ms),
+            ("keep_alive_timeout_ms", self.keep_alive_timeout_ms),
+            ("write_stall_timeout_ms", self.write_stall_timeout_ms),
+            ("tls.handshake_timeout_ms", self.tls.handshake_timeout_ms),
+            ("tokenize_concurrency_max", self.tokenize_concurrency_max as u64),
+            ("admission_queue.quantum_tokens", self.admission_queue.quantum_tokens),
+            ("admission_queue.aging_ms", self.admission_queue.aging_ms),
         ];
         for (field, value) in positive {
             if value == 0 {
                 return Err(format!("`{field}` must be at least 1"));
             }
         }
-        if self.request_deadline_ms > REQUEST_DEADLINE_MS_MAX {
-            return Err(format!("`request_deadline_ms` must be at most {REQUEST_DEADLINE_MS_MAX}"));
+        if self.request_timeout_ms > REQUEST_TIMEOUT_MS_MAX {
+            return Err(format!("`request_timeout_ms` must be at most {REQUEST_TIMEOUT_MS_MAX}"));
         }
         for backend in &self.backends {
             let model = &backend.model;
             if self.models.iter().any(|own| own.name == *model) {
-                return Err(format!("`backends`: {model:?} is among `models` too"));
-            }
-            if backend.requests_running_max == 0 {
                 return Err(format!(
-                    "`backends`: `requests_running_max` of {model:?} must be at least 1"
+                    "`backends`: {model:?} is also in `models`; remove one of the two"
+                ));
+            }
+            if backend.running_requests_max == 0 {
+                return Err(format!(
+                    "`backends`: `running_requests_max` of {model:?} must be at least 1"
                 ));
             }
         }
         for (field, min, max) in [
-            ("ttft_objective_ms", self.ttft_objective_ms_min, self.ttft_ms_max()),
-            ("tbt_objective_ms", self.tbt_objective_ms_min, self.tbt_ms_max()),
+            ("ttft_objective", self.ttft_objective_min_ms, self.ttft_ms_max()),
+            ("tbt_objective", self.tbt_objective_min_ms, self.tbt_ms_max()),
         ] {
             if min == 0 || min > max {
-                return Err(format!("`{field}_min` must be between 1 and `{field}_max`"));
+                return Err(format!("`{field}_min_ms` must be between 1 and `{field}_max_ms`"));
             }
         }
-        if self.ttft_objective_ms_max.is_some_and(|max| max > self.request_deadline_ms) {
+        if self.ttft_objective_max_ms.is_some_and(|max| max > self.request_timeout_ms) {
             return Err(format!(
-                "`ttft_objective_ms_max` must be at most `request_deadline_ms`, {}: a request ends \
-                 then, with or without its first token",
-                self.request_deadline_ms
+                "`ttft_objective_max_ms` must be at most `request_timeout_ms`, which is {}: a request \
+                 ends after that time",
+                self.request_timeout_ms
             ));
         }
-        if self.tls.certificate.is_some() != self.tls.key.is_some() {
-            return Err("`tls.certificate` and `tls.key` go together: set both or neither".into());
+        if self.tls.certificate_file.is_some() != self.tls.key_file.is_some() {
+            return Err("set both `tls.certificate_file` and `tls.key_file`, or neither".into());
         }
-        if self.reload_ms < RELOAD_MS_MIN {
+        if self.reload_interval_ms < RELOAD_MS_MIN {
             return Err(format!(
-                "`reload_ms` must be at least {RELOAD_MS_MIN}, not {}",
-                self.reload_ms
+                "`reload_interval_ms` must be at least {RELOAD_MS_MIN}, not {}",
+                self.reload_interval_ms
             ));
         }
-        if self.keep_alive_ms > KEEP_ALIVE_MS_MAX {
+        if self.keep_alive_timeout_ms > KEEP_ALIVE_MS_MAX {
             return Err(format!(
-                "`keep_alive_ms` must be at most {KEEP_ALIVE_MS_MAX}, not {}: idle connections count \
-                 among `connections_max`",
-                self.keep_alive_ms
+                "`keep_alive_timeout_ms` must be at most {KEEP_ALIVE_MS_MAX}, not {}: idle connections count \
+                 towards `connections_max`",
+                self.keep_alive_timeout_ms
             ));
         }
         if self.lease_ms < LEASE_MS_MIN {
@@ -639,13 +645,15 @@ impl Config {
         if !threshold.is_finite() || threshold <= 0.0 {
             return Err("`kvcache_balancing_threshold` must be a positive number".into());
         }
-        if !self.rank_stretch.is_finite() || self.rank_stretch < 0.0 {
-            return Err("`rank_stretch` must be a number from 0 on".into());
+        if !self.shortest_prefill_first_factor.is_finite()
+            || self.shortest_prefill_first_factor < 0.0
+        {
+            return Err("`shortest_prefill_first_factor` must be a number of at least 0".into());
         }
-        if self.index_keys_max < INDEX_KEYS_MIN {
+        if self.index_blocks_max < INDEX_BLOCKS_MIN {
             return Err(format!(
-                "`index_keys_max` must be at least {INDEX_KEYS_MIN}, not {}",
-                self.index_keys_max
+                "`index_blocks_max` must be at least {INDEX_BLOCKS_MIN}, not {}",
+                self.index_blocks_max
             ));
         }
         let NetworkConfig { latency_us, bytes_per_s } = self.network;
@@ -653,15 +661,15 @@ impl Config {
         check_way("ssd", self.ssd.latency_us, self.ssd.bytes_per_s)?;
         self.balance.check()?;
         self.contexts.check()?;
-        if self.bodies_bytes_max < self.body_bytes_max {
-            return Err("`bodies_bytes_max` must be at least `body_bytes_max`".into());
+        if self.buffered_bodies_bytes_max < self.body_bytes_max {
+            return Err("`buffered_bodies_bytes_max` must be at least `body_bytes_max`".into());
         }
         for (index, model) in self.models.iter().enumerate() {
             if model.name.is_empty() {
                 return Err(format!("`models[{index}].name` must not be empty"));
             }
             if self.models[..index].iter().any(|other| other.name == model.name) {
-                return Err(format!("`models` names \"{}\" twice", model.name));
+                return Err(format!("`models` contains \"{}\" twice", model.name));
             }
         }
         Ok(())
@@ -671,8 +679,8 @@ impl Config {
 fn check_way(name: &str, latency_us: u64, bytes_per_s: u64) -> Result<(), String> {
     if bytes_per_s < BYTES_PER_S_MIN {
         return Err(format!(
-            "`{name}.bytes_per_s` must be at least {BYTES_PER_S_MIN}, not {bytes_per_s}: it is in bytes, \
-             and in one second"
+            "`{name}.bytes_per_s` must be at least {BYTES_PER_S_MIN}, not {bytes_per_s}: the unit is bytes \
+             per second"
         ));
     }
     if latency_us > LATENCY_US_MAX {
@@ -710,11 +718,14 @@ mod tests {
             assert!(said.contains(want), "{said:?} lacks {want:?}");
         };
         assert_eq!(Config::default().check(), Ok(()));
-        refused(|balance| balance.sample_ms = 9, "`balance.sample_ms`");
+        refused(|balance| balance.sample_interval_ms = 9, "`balance.sample_interval_ms`");
         refused(|balance| balance.window_ms = 499, "`balance.window_ms`");
         refused(|balance| balance.window_ms = 500 * 4_096 + 1, "`balance.window_ms`");
-        refused(|balance| balance.changes_max = 0, "`balance.changes_max`");
-        refused(|balance| balance.prefills_min = 0, "`balance.prefills_min`");
+        refused(
+            |balance| balance.concurrent_role_changes_max = 0,
+            "`balance.concurrent_role_changes_max`",
+        );
+        refused(|balance| balance.prefill_instances_min = 0, "`balance.prefill_instances_min`");
         refused(|balance| balance.margin = f64::NAN, "`balance.margin`");
         refused(|balance| balance.load_low = 1.1, "`balance.load_low`");
     }
@@ -727,14 +738,20 @@ mod tests {
             let said = config.check().expect_err("it cannot work");
             assert!(said.contains(want), "{said:?} lacks {want:?}");
         };
-        refused(|contexts| contexts.ttl_default_ms = 999, "`contexts.ttl_default_ms`");
-        refused(|contexts| contexts.ttl_max_ms = 3_599_999, "`contexts.ttl_max_ms`");
-        refused(|contexts| contexts.creates_running_max = 0, "`contexts.creates_running_max`");
-        refused(|contexts| contexts.node_calls_max = 0, "`contexts.node_calls_max`");
-        refused(|contexts| contexts.node_call_ms = 0, "`contexts.node_call_ms`");
-        refused(|contexts| contexts.keep_ms = 0, "`contexts.keep_ms`");
-        refused(|contexts| contexts.copies_default = 0, "`contexts.copies_default`");
-        refused(|contexts| contexts.copies_default = 9, "`contexts.copies_default`");
+        refused(|contexts| contexts.default_ttl_ms = 999, "`contexts.default_ttl_ms`");
+        refused(|contexts| contexts.max_ttl_ms = 3_599_999, "`contexts.max_ttl_ms`");
+        refused(
+            |contexts| contexts.concurrent_creates_max = 0,
+            "`contexts.concurrent_creates_max`",
+        );
+        refused(
+            |contexts| contexts.concurrent_node_calls_max = 0,
+            "`contexts.concurrent_node_calls_max`",
+        );
+        refused(|contexts| contexts.node_call_timeout_ms = 0, "`contexts.node_call_timeout_ms`");
+        refused(|contexts| contexts.persist_timeout_ms = 0, "`contexts.persist_timeout_ms`");
+        refused(|contexts| contexts.replicas_default = 0, "`contexts.replicas_default`");
+        refused(|contexts| contexts.replicas_default = 9, "`contexts.replicas_default`");
     }
 
     #[test]
@@ -743,8 +760,8 @@ mod tests {
         assert_eq!((config.ttft_ms_max(), config.tbt_ms_max()), (700, 30));
         assert_eq!(config.check(), Ok(()));
         let wider = Config {
-            ttft_objective_ms_max: Some(5_000),
-            tbt_objective_ms_max: Some(60),
+            ttft_objective_max_ms: Some(5_000),
+            tbt_objective_max_ms: Some(60),
             ..config.clone()
         };
         assert_eq!((wider.ttft_ms_max(), wider.tbt_ms_max()), (5_000, 60));
@@ -755,9 +772,9 @@ mod tests {
             let said = config.check().expect_err("it cannot work");
             assert!(said.contains(want), "{said:?} lacks {want:?}");
         };
-        refused(|config| config.ttft_objective_ms_max = Some(600_001), "`request_deadline_ms`");
-        refused(|config| config.request_deadline_ms = 3_600_001, "`request_deadline_ms`");
-        refused(|config| config.ttft_objective_ms_min = 701, "`ttft_objective_ms_min`");
-        refused(|config| config.tbt_objective_ms_min = 31, "`tbt_objective_ms_min`");
+        refused(|config| config.ttft_objective_max_ms = Some(600_001), "`request_timeout_ms`");
+        refused(|config| config.request_timeout_ms = 3_600_001, "`request_timeout_ms`");
+        refused(|config| config.ttft_objective_min_ms = 701, "`ttft_objective_min_ms`");
+        refused(|config| config.tbt_objective_min_ms = 31, "`tbt_objective_min_ms`");
     }
 }

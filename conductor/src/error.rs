@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The configuration cannot work; the sentence names the field.
-    #[error("the conductor's configuration is wrong: {0}")]
+    #[error("invalid configuration of the conductor: {0}")]
     Config(String),
     /// An address could not be bound.
     #[error("the conductor cannot listen on {address}: {source}")]

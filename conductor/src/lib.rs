@@ -36,4 +36,6 @@ pub use error::Error;
 pub use openapi::openapi_document;
 pub use run::{Conductor, run};
 
-pub use crate::config::{BalanceConfig, BalanceMode, ContextsConfig, RoutesConfig, WaitingConfig};
+pub use crate::config::{
+    AdmissionQueueConfig, BalanceConfig, BalanceMode, ContextsConfig, RoutesConfig,
+};

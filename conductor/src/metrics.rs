@@ -17,7 +17,7 @@ pub(crate) struct Metrics {
     /// HTTP requests by path and status.
     pub requests: IntCounterVec,
     pub connections: IntGauge,
-    /// Of `watch_listen`.
+    /// Of `monitor_listen`.
     pub watchers: IntGauge,
     pub slow_readers_cut: IntCounter,
     /// TLS handshakes that failed, by why.
@@ -80,53 +80,53 @@ impl Metrics {
         Ok(Metrics {
             requests: counters(
                 "kvasir_conductor_requests_total",
-                "HTTP requests by path and status.",
+                "HTTP requests by path and status code.",
                 &["path", "status"],
             )?,
             connections: gauge("kvasir_conductor_connections", "Open HTTP connections.")?,
             watchers: gauge(
-                "kvasir_conductor_watch_connections",
-                "Open HTTP connections of those who watch the conductor.",
+                "kvasir_conductor_monitor_connections",
+                "Open HTTP connections of the monitoring API.",
             )?,
             slow_readers_cut: counter(
-                "kvasir_conductor_slow_readers_cut_total",
-                "Connections closed because the client took nothing for too long.",
+                "kvasir_conductor_slow_clients_disconnected_total",
+                "Connections closed because the client did not read its answer.",
             )?,
             handshakes_failed: counters(
-                "kvasir_conductor_tls_handshakes_failed_total",
-                "TLS handshakes that were refused or took too long.",
-                &["why"],
+                "kvasir_conductor_tls_handshake_failures_total",
+                "TLS handshakes that failed, by reason.",
+                &["reason"],
             )?,
             unauthenticated: counter(
-                "kvasir_conductor_unauthenticated_total",
+                "kvasir_conductor_unauthenticated_requests_total",
                 "Requests without a valid API key.",
             )?,
             over_quota: counters(
-                "kvasir_conductor_over_quota_total",
-                "Requests refused because a tenant had used up a quota, by quota.",
+                "kvasir_conductor_quota_refusals_total",
+                "Requests refused because a tenant exceeded a quota, by quota.",
                 &["quota"],
             )?,
             waiting: registered(
                 &registry,
                 IntGaugeVec::new(
                     Opts::new(
-                        "kvasir_conductor_waiting_requests",
-                        "Requests that wait for their tenant's turn, by priority.",
+                        "kvasir_conductor_queued_requests",
+                        "Requests in the admission queue, by priority.",
                     ),
                     &["priority"],
                 )?,
             )?,
             waited: counters(
-                "kvasir_conductor_waited_total",
-                "Requests that came to where others wait, by how that ended.",
-                &["how"],
+                "kvasir_conductor_queue_exits_total",
+                "Answers that left the admission queue or were refused by it, by reason.",
+                &["reason"],
             )?,
             waited_seconds: registered(
                 &registry,
                 HistogramVec::new(
                     HistogramOpts::new(
-                        "kvasir_conductor_waited_seconds",
-                        "How long requests waited for their tenant's turn, by priority.",
+                        "kvasir_conductor_queue_wait_seconds",
+                        "Time of requests in the admission queue, by priority.",
                     )
                     .buckets(buckets()),
                     &["priority"],
@@ -134,93 +134,96 @@ impl Metrics {
             )?,
             reloads: counters(
                 "kvasir_conductor_reloads_total",
-                "Changed files of keys and certificates, by whether they were taken.",
+                "Reloads of changed API-key and certificate files, by result.",
                 &["file", "result"],
             )?,
             proxied: ProxyMetrics {
                 requests: counters(
-                    "kvasir_conductor_proxied_total",
-                    "Requests passed on to back ends, by model and the status of the answer.",
-                    &["model", "result"],
+                    "kvasir_conductor_backend_requests_total",
+                    "Requests forwarded to back ends, by model and status of the answer.",
+                    &["model", "status"],
                 )?,
                 alive: registered(
                     &registry,
                     IntGaugeVec::new(
-                        Opts::new("kvasir_conductor_backends_alive", "Back ends that answer."),
+                        Opts::new(
+                            "kvasir_conductor_backends_healthy",
+                            "Back ends that answer, by model.",
+                        ),
                         &["model"],
                     )?,
                 )?,
             },
             bodies_bytes: gauge(
-                "kvasir_conductor_bodies_bytes",
-                "Request bodies in memory, in steps of 1 KiB.",
+                "kvasir_conductor_request_body_bytes",
+                "Bytes of request bodies in memory, in steps of 1 KiB.",
             )?,
             choices_in_flight: gauge(
                 "kvasir_conductor_choices_in_flight",
-                "Answers that are being made.",
+                "Answers that engines work on; a request has one for each prompt, times n.",
             )?,
             choices: counters(
                 "kvasir_conductor_choices_total",
-                "Answers by how they ended.",
+                "Finished answers by result.",
                 &["result"],
             )?,
             ttft: seconds(
                 "kvasir_conductor_ttft_seconds",
-                "From the arrival of a request to its first token.",
+                "Time from the arrival of a request to its first token.",
             )?,
             time_between_tokens: seconds(
-                "kvasir_conductor_time_between_tokens_seconds",
-                "Between two tokens of one answer.",
+                "kvasir_conductor_tbt_seconds",
+                "Time between two tokens of one answer.",
             )?,
             choice_seconds: seconds(
-                "kvasir_conductor_choice_seconds",
-                "From the arrival of a request to the end of its answer.",
+                "kvasir_conductor_choice_duration_seconds",
+                "Time from the arrival of a request to the end of its answer.",
             )?,
             tokens: counters(
                 "kvasir_conductor_tokens_total",
-                "Tokens of prompts, those of them that were cached, and tokens of answers.",
+                "Tokens of complete answers: of prompts, the cached ones of these, and generated ones.",
                 &["kind"],
             )?,
             retries: counters(
                 "kvasir_conductor_retries_total",
-                "Further attempts at a request, by the phase in which the former one failed.",
+                "Retries of requests, by the phase in which the earlier attempt failed.",
                 &["phase"],
             )?,
             awaited: counters(
-                "kvasir_conductor_beginnings_awaited_total",
-                "Waits for another request that brought the beginning of the same prompt to the same node, by how they ended.",
+                "kvasir_conductor_coalesced_prefixes_total",
+                "Requests that waited for another request to compute or fetch a shared prefix, by outcome.",
                 &["outcome"],
             )?,
             abandoned: counters(
-                "kvasir_conductor_transactions_abandoned_total",
-                "Transactions given up before their end, by phase.",
+                "kvasir_conductor_transactions_aborted_total",
+                "Transactions aborted before their end, by phase.",
                 &["phase"],
             )?,
             aborts: counters(
-                "kvasir_conductor_aborts_total",
-                "Shares of abandoned transactions by how telling their node went.",
+                "kvasir_conductor_abort_calls_total",
+                "Aborts of shares at store nodes, by whether the node confirmed.",
                 &["result"],
             )?,
             aborts_in_flight: gauge(
-                "kvasir_conductor_aborts_in_flight",
-                "Shares of abandoned transactions whose nodes do not know yet.",
+                "kvasir_conductor_abort_calls_in_flight",
+                "Aborts of shares that their store node has not confirmed yet.",
             )?,
             renewals_unknown: counter(
-                "kvasir_conductor_renewals_unknown_total",
-                "Shares that were not alive any more when their lease was to be renewed.",
+                "kvasir_conductor_lease_renewals_unknown_total",
+                "Lease renewals of shares that the store node did not know.",
             )?,
             renewals_lost: counter(
-                "kvasir_conductor_renewals_lost_total",
-                "Shares whose node answered no renewal for as long as a lease.",
+                "kvasir_conductor_lease_renewals_failed_total",
+                "Shares that failed because their store node did not answer renewals.",
             )?,
             contexts: counters(
                 "kvasir_conductor_contexts_total",
-                "Contexts that were created, extended and dropped.",
+                "Contexts created, extended and deleted.",
                 &["event"],
             )?,
             contexts_refused: counters(
-                "kvasir_conductor_contexts_refused_total",
-                "Requests for contexts that were refused, by why.",
+                "kvasir_conductor_context_refusals_total",
+                "Refused requests for contexts, by reason.",
                 &["reason"],
             )?,
             registry,
@@ -241,7 +244,7 @@ impl Metrics {
     /// The counters of one followed file.
     pub(crate) fn reloads_of(&self, file: &str) -> reload::Counters {
         let count = |result| self.reloads.with_label_values(&[file, result]);
-        reload::Counters { taken: count("taken"), refused: count("refused") }
+        reload::Counters { taken: count("accepted"), refused: count("rejected") }
     }
 
     /// All of the registry in Prometheus' text format.

@@ -13,7 +13,7 @@ use tokio::time::{MissedTickBehavior, interval};
 /// A file that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
-    #[error("{} cannot be read: {source}", path.display())]
+    #[error("cannot read {}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
     #[error("{} has more than {bytes_max} bytes", path.display())]
     TooLarge { path: PathBuf, bytes_max: u64 },
@@ -85,14 +85,18 @@ pub(crate) async fn follow<T, E>(
         };
         match taken {
             Ok(new) => {
-                tracing::info!(what, "taken anew");
+                tracing::info!(file = what, "reloaded");
                 counters.taken.inc();
                 (now, once, told) = (new, None, None);
             }
             Err(error) => {
                 let error = error.to_string();
                 if told.as_ref() != Some(&error) {
-                    tracing::error!(what, error, "what is new is not taken; what was valid stays");
+                    tracing::error!(
+                        file = what,
+                        error,
+                        "rejected the new file; keeping the previous one"
+                    );
                     counters.refused.inc();
                     told = Some(error);
                 }

@@ -23,7 +23,7 @@ use tonic::transport::Server;
 use crate::access::{Access, Tenants};
 use crate::cluster::{BalanceOptions, Cluster, ClusterError, Options};
 use crate::config::{
-    BalanceConfig, BalanceMode, Config, ProfileConfig, RoutesConfig, WaitingConfig,
+    AdmissionQueueConfig, BalanceConfig, BalanceMode, Config, ProfileConfig, RoutesConfig,
 };
 use crate::contexts::Contexts;
 use crate::error::Error;
@@ -80,16 +80,16 @@ impl Conductor {
         if config.api_keys_file.is_some() && !config.grpc_listen.ip().is_loopback() {
             tracing::warn!(
                 grpc = %config.grpc_listen,
-                "the gRPC scheduler asks for no API keys: only those you trust may reach `grpc_listen`"
+                "the gRPC scheduler does not check API keys; restrict access to `grpc_listen`"
             );
         }
         let http = listen(config.listen).await?;
         let grpc = listen(config.grpc_listen).await?;
-        let watch = listen(config.watch_listen).await?;
+        let watch = listen(config.monitor_listen).await?;
         let metrics = Arc::new(Metrics::new(Registry::new())?);
         let (access, tls) = load_guards(&config, &metrics).await?;
-        let (models, parallel) = (config.models.clone(), config.tokenize_parallel);
-        let memo = Memo::new(config.tokenize_memo_bytes, metrics.registry())?;
+        let (models, parallel) = (config.models.clone(), config.tokenize_concurrency_max);
+        let memo = Memo::new(config.tokenizer_cache_bytes_max, metrics.registry())?;
         let load = tokio::task::spawn_blocking(move || Texts::load(&models, parallel, memo));
         let texts = load.await.map_err(|error| Error::Config(error.to_string()))??;
         let (backends, counts) = (config.backends.clone(), metrics.proxied.clone());
@@ -111,7 +111,7 @@ impl Conductor {
 
     /// Where operators look.
     pub fn watch_address(&self) -> SocketAddr {
-        address_of(&self.watch, self.config.watch_listen)
+        address_of(&self.watch, self.config.monitor_listen)
     }
 
     /// Serves until `shutdown`, then drains.
@@ -135,7 +135,7 @@ impl Conductor {
         let options = serve_options(&config);
         let serving = Serving::new(cluster.clone(), options, Arc::clone(&metrics), abandon.clone());
         let serving = Arc::new(serving);
-        let reload_every = Duration::from_millis(config.reload_ms);
+        let reload_every = Duration::from_millis(config.reload_interval_ms);
         let access = access.map(|(access, first)| {
             let access = Arc::new(access);
             let reloads = metrics.reloads_of("api_keys");
@@ -163,17 +163,17 @@ impl Conductor {
             contexts: Contexts::new(&config.contexts, Arc::clone(&metrics)),
             bodies: Bodies::new(
                 config.body_bytes_max,
-                config.bodies_bytes_max,
-                Duration::from_millis(config.body_read_ms),
+                config.buffered_bodies_bytes_max,
+                Duration::from_millis(config.body_read_timeout_ms),
             ),
             limits: Limits {
-                choices_max: config.choices_max,
+                choices_per_request_max: config.choices_per_request_max,
                 stop_strings_max: config.stop_strings_max,
             },
-            request_deadline: Duration::from_millis(config.request_deadline_ms),
+            request_deadline: Duration::from_millis(config.request_timeout_ms),
             objectives: objectives(&config),
             steering_enabled: config.steering_enabled,
-            chunks_enabled: config.chunks_enabled,
+            chunk_reuse_enabled: config.chunk_reuse_enabled,
             started_unix_s: unix_seconds(),
             access,
             draining: draining.clone(),
@@ -211,7 +211,7 @@ impl Conductor {
                 .add_service(scheduler_service(cluster, Arc::clone(serving.recorder())))
                 .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned()),
         );
-        tracing::info!(http = %http_address, grpc = %grpc_address, watch = %watch_address, "conductor is serving");
+        tracing::info!(http = %http_address, grpc = %grpc_address, monitor = %watch_address, "conductor is serving");
 
         let failed = tokio::select! {
             () = shutdown.cancelled() => None,
@@ -220,9 +220,9 @@ impl Conductor {
         // From here on new requests are answered with 503; those in flight go on.
         tracing::info!("conductor is draining");
         draining.cancel();
-        let drain = Duration::from_millis(config.drain_ms);
+        let drain = Duration::from_millis(config.drain_timeout_ms);
         if tokio::time::timeout(drain, serving.finished()).await.is_err() {
-            tracing::warn!("requests in flight are cancelled: draining took too long");
+            tracing::warn!("draining timed out; cancelling the requests in flight");
         }
         stop.cancel();
         // What is ready is written; then connections are closed whatever they do.
@@ -257,8 +257,8 @@ type Guards = (Option<(Access, Tenants)>, Option<(Tls, TlsBytes)>);
 /// What is to keep the HTTP API for those it is meant for.
 async fn load_guards(config: &Config, metrics: &Arc<Metrics>) -> Result<Guards, Error> {
     let (keys, metrics) = (config.api_keys_file.clone(), Arc::clone(metrics));
-    let within = Duration::from_millis(config.tls.handshake_ms);
-    let files = config.tls.certificate.clone().zip(config.tls.key.clone());
+    let within = Duration::from_millis(config.tls.handshake_timeout_ms);
+    let files = config.tls.certificate_file.clone().zip(config.tls.key_file.clone());
     let files = files.map(|(certificate, key)| TlsFiles { certificate, key });
     let load = tokio::task::spawn_blocking(move || {
         let access = keys.map(|keys| Access::load(keys, metrics.unauthenticated.clone()));
@@ -294,7 +294,7 @@ fn cluster_options(config: &Config) -> Result<Options, Error> {
             selection: config.policy.into(),
             kvcache_balancing_threshold: config.kvcache_balancing_threshold,
             always_fetch: config.always_fetch,
-            rank_stretch: config.rank_stretch,
+            shortest_prefill_first_factor: config.shortest_prefill_first_factor,
             routing: routing(&config.routes)?,
             ..Policy::default()
         },
@@ -309,24 +309,32 @@ fn cluster_options(config: &Config) -> Result<Options, Error> {
             },
             ..Profile::default()
         },
-        profiles: profiles(&config.profiles)?,
+        profiles: profiles(&config.instance_profiles)?,
         balance: balance_options(config),
-        index_keys_max: config.index_keys_max,
-        captures_inputs: config.decisions_kept > 0 && config.decisions_inputs_bytes > 0,
+        index_blocks_max: config.index_blocks_max,
+        captures_inputs: config.decision_history_max > 0 && config.decision_inputs_bytes_max > 0,
         ..Options::default()
     })
 }
 
 fn balance_options(config: &Config) -> Option<BalanceOptions> {
-    let BalanceConfig { mode, sample_ms, window_ms, dwell_ms, changes_max, margin, .. } =
+    let BalanceConfig {
+        mode,
+        sample_interval_ms,
+        window_ms,
+        dwell_ms,
+        concurrent_role_changes_max,
+        margin,
+        ..
+    } = config.balance;
+    let BalanceConfig { prefill_instances_min, decode_instances_min, load_high, load_low, .. } =
         config.balance;
-    let BalanceConfig { prefills_min, decodes_min, load_high, load_low, .. } = config.balance;
     let balance = kvasir_placement::balance::BalanceOptions {
         window_us: window_ms.saturating_mul(1_000),
-        changes_max,
+        concurrent_role_changes_max,
         margin,
-        prefills_min,
-        decodes_min,
+        prefill_instances_min,
+        decode_instances_min,
         load_high,
         load_low,
     };
@@ -335,9 +343,9 @@ fn balance_options(config: &Config) -> Option<BalanceOptions> {
         objectives: objectives(config).default,
         dwell_us: dwell_ms.saturating_mul(1_000),
     };
-    let sample = Duration::from_millis(sample_ms);
+    let sample = Duration::from_millis(sample_interval_ms);
     (mode != BalanceMode::Off).then_some(BalanceOptions {
-        acts: mode == BalanceMode::Act,
+        acts: mode == BalanceMode::Auto,
         sample,
         roles,
     })
@@ -361,11 +369,11 @@ fn routing(routes: &RoutesConfig) -> Result<Option<Routing>, Error> {
 /// What engines of some types cost at first.
 fn profiles(configured: &[ProfileConfig]) -> Result<Vec<(String, InstanceProfile)>, Error> {
     let of = |of: &ProfileConfig| {
-        let field = format!("profiles: {}", of.instance_type);
+        let field = format!("instance_profiles: {}", of.instance_type);
         let profile: InstanceProfile = profile(&field, Some(&of.file), "")?;
         match profile.flaw() {
             Some(flaw) => {
-                let why = format!("`{field}`: {:?}: `{flaw}` must be from 0 to an hour", of.file);
+                let why = format!("`{field}`: {:?}: `{flaw}` must be from 0 to one hour", of.file);
                 Err(Error::Config(why))
             }
             None => Ok((of.instance_type.clone(), profile)),
@@ -388,17 +396,18 @@ fn serve_options(config: &Config) -> ServeOptions {
     ServeOptions {
         lease: Duration::from_millis(config.lease_ms),
         attempts_max: config.attempts_max,
-        choices_running_max: config.choices_running_max,
-        write_stall: Duration::from_millis(config.write_stall_ms),
-        decisions_kept: config.decisions_kept,
-        decisions_inputs_bytes: config.decisions_inputs_bytes,
+        running_choices_max: config.running_choices_max,
+        write_stall: Duration::from_millis(config.write_stall_timeout_ms),
+        decision_history_max: config.decision_history_max,
+        decision_inputs_bytes_max: config.decision_inputs_bytes_max,
         wait: wait_options(config),
     }
 }
 
 /// Where no keys are asked for there is nobody to take turns.
 fn wait_options(config: &Config) -> Option<WaitOptions> {
-    let WaitingConfig { requests_max, ahead_ms, quantum_tokens, aging_ms } = config.waiting;
+    let AdmissionQueueConfig { requests_max, dispatch_ahead_ms, quantum_tokens, aging_ms } =
+        config.admission_queue;
     let line = LineOptions {
         requests_max,
         quantum_tokens,
@@ -406,7 +415,7 @@ fn wait_options(config: &Config) -> Option<WaitOptions> {
         passed_us: aging_ms.saturating_mul(1_000),
         ..LineOptions::default()
     };
-    let options = WaitOptions { line, ahead: Duration::from_millis(ahead_ms) };
+    let options = WaitOptions { line, ahead: Duration::from_millis(dispatch_ahead_ms) };
     (config.api_keys_file.is_some() && requests_max > 0).then_some(options)
 }
 
@@ -416,17 +425,17 @@ fn objectives(config: &Config) -> ObjectiveBounds {
             ttft_us: config.ttft_objective_ms.saturating_mul(1_000),
             tbt_us: config.tbt_objective_ms.saturating_mul(1_000),
         },
-        ttft_ms: config.ttft_objective_ms_min..=config.ttft_ms_max(),
-        tpot_ms: config.tbt_objective_ms_min..=config.tbt_ms_max(),
+        ttft_ms: config.ttft_objective_min_ms..=config.ttft_ms_max(),
+        tpot_ms: config.tbt_objective_min_ms..=config.tbt_ms_max(),
     }
 }
 
 fn http_options(config: &Config) -> HttpOptions {
     HttpOptions {
         connections_max: config.connections_max,
-        header_read: Duration::from_millis(config.header_read_ms),
-        keep_alive: Duration::from_millis(config.keep_alive_ms),
-        write_stall: Duration::from_millis(config.write_stall_ms),
+        header_read: Duration::from_millis(config.header_read_timeout_ms),
+        keep_alive: Duration::from_millis(config.keep_alive_timeout_ms),
+        write_stall: Duration::from_millis(config.write_stall_timeout_ms),
     }
 }
 
@@ -449,14 +458,14 @@ mod tests {
         let config = Config {
             network: NetworkConfig { latency_us: 7, bytes_per_s: 12_500_000_000 },
             ssd: SsdConfig { latency_us: 8, bytes_per_s: 6_000_000 },
-            index_keys_max: 4_096,
+            index_blocks_max: 4_096,
             ..Config::default()
         };
         let options = cluster_options(&config).expect("it can be followed");
         let Profile { link, ssd, .. } = options.profile;
         assert_eq!(link, LinkProfile { base_us: 7.0, bytes_per_us: 12_500.0 });
         assert_eq!(ssd, SsdProfile { base_us: 8.0, bytes_per_us: 6.0 });
-        assert_eq!(options.index_keys_max, 4_096);
+        assert_eq!(options.index_blocks_max, 4_096);
         let options = cluster_options(&Config::default()).expect("it can be followed");
         assert_eq!(options.profile, Profile::default(), "both defaults are one");
     }

@@ -1,5 +1,4 @@
-//! The command line, without the flags of `up` and `doctor`, which stand beside their
-//! meaning.
+//! The command line. The flags of each command are next to its code.
 
 use std::path::PathBuf;
 
@@ -15,9 +14,8 @@ use crate::watch::{ExplainFlags, TopFlags};
 #[derive(Debug, clap::Parser)]
 #[command(name = "kvasir", version, after_help = "Start with `kvasir up`.")]
 pub(crate) struct Cli {
-    /// What to log, as in `info` or `warn,kvasir_conductor=debug`. Without it the variable
-    /// RUST_LOG is read; without that it is `info`, or `warn` where a command prints an
-    /// answer.
+    /// Log filter, as in `info` or `warn,kvasir_conductor=debug`. The default is the variable
+    /// RUST_LOG; without that, `info` for daemons and `warn` for other commands.
     #[arg(long, global = true, value_name = "FILTER")]
     pub log: Option<String>,
 
@@ -27,52 +25,52 @@ pub(crate) struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    /// Runs a whole cluster on this machine, each part a process of its own.
+    /// Run a cluster on this machine, with a process for each component.
     Up(Box<UpFlags>),
-    /// Runs a conductor: the scheduler and the OpenAI-compatible front door.
+    /// Run a conductor: the scheduler and the OpenAI-compatible front door.
     Conductor(DaemonFlags),
-    /// Runs a store node: the daemon that owns a host's part of the cache.
+    /// Run a store node: the daemon that owns the cache of one host.
     StoreNode(DaemonFlags),
-    /// Runs a reference engine, which computes a DeepSeek-V2 model on the CPU.
+    /// Run a reference engine, which computes a DeepSeek-V2 model on the CPU.
     Engine(DaemonFlags),
-    /// Prints the reference configuration of a daemon: every key with its meaning and default.
+    /// Print the reference configuration of a daemon: every key with its meaning and default.
     Config(ConfigFlags),
-    /// Says what this host offers, what the transfer engine would choose, and measures it.
+    /// Report the hardware of this host and the transports that Kvasir would use, and measure them.
     Doctor(DoctorFlags),
-    /// Shows on a cluster of its own what is decided, beside what is measured.
+    /// Start a cluster and compare the decisions of the conductor with measurements.
     Demo {
         #[command(subcommand)]
         demo: Demo,
     },
-    /// Replays a trace of requests over a cluster that a file describes, in virtual time, and says
-    /// how its users would have fared.
+    /// Simulate a trace of requests on a cluster that a file describes, in virtual time, and report latencies
+    /// and hit ratios.
     Replay(Box<ReplayFlags>),
-    /// Says why requests went where they went, and why they missed their cache.
+    /// Explain the placement of requests and their cache misses.
     Explain(ExplainFlags),
-    /// Shows nodes, engines, queues and the latest decisions, again and again.
+    /// Show nodes, engines, queues and the latest decisions, and refresh them.
     Top(TopFlags),
-    /// Looks into a running store node, pins and evicts blocks, and drains it.
+    /// Inspect a running store node, pin and evict blocks, and drain it.
     Admin(AdminFlags),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DaemonFlags {
-    /// The configuration file; `kvasir config` prints what may stand in it.
+    /// The configuration file. `kvasir config` prints all keys.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
 
-    /// Ends when standard input is closed: how `up` makes sure that nothing outlives it.
+    /// Exit when standard input is closed, so that no process outlives `up`.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConfigFlags {
-    /// Which daemon; all of them when left out.
+    /// The daemon. The default is all of them.
     pub daemon: Option<daemon::Kind>,
 
-    /// Writes `DIR/conductor.toml`, `DIR/store-node.toml` and `DIR/engine.toml` instead of
-    /// printing.
+    /// Write `DIR/conductor.toml`, `DIR/store-node.toml` and `DIR/engine.toml` instead of
+    /// printing them.
     #[arg(long, value_name = "DIR")]
     pub write: Option<PathBuf>,
 }

@@ -77,7 +77,7 @@ fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, ?limit, "the limit of open files cannot be raised");
+        tracing::warn!(%error, ?limit, "cannot raise the limit of open files");
     }
 }
 
@@ -121,7 +121,7 @@ async fn end_at_signal(mut interrupt: Signal, mut terminate: Signal, shutdown: C
             }
             Some(asked_at) if asked_at.elapsed() < SAME_WISH => {}
             Some(_) => {
-                tracing::warn!("asked again: ending at once");
+                tracing::warn!("received a second signal; exiting without draining");
                 std::process::exit(130);
             }
         }
@@ -140,10 +140,10 @@ fn end_with_stdin(shutdown: CancellationToken) -> std::io::Result<()> {
                 Err(_) => break,
             }
         }
-        tracing::info!("standard input closed: draining");
+        tracing::info!("standard input closed; draining");
         shutdown.cancel();
         std::thread::sleep(DRAIN_MAX);
-        tracing::error!("drained for too long: ending");
+        tracing::error!("the drain timed out; exiting");
         std::process::exit(1);
     })?;
     Ok(())

@@ -35,7 +35,7 @@ pub(crate) struct Answer {
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HttpError {
-    #[error("{0:?} is no address of the form http://host:port")]
+    #[error("{0:?} is not an address of the form http://host:port")]
     Address(String),
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
@@ -43,7 +43,7 @@ pub(crate) enum HttpError {
     Late(Duration),
     #[error("the answer has more than {ANSWER_BYTES_MAX} bytes")]
     TooLong,
-    #[error("the connection broke: {0}")]
+    #[error("lost the connection: {0}")]
     Broke(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the answer is not JSON: {0}")]
     Json(#[from] serde_json::Error),

@@ -27,7 +27,7 @@ use tracing_subscriber::EnvFilter;
 
 use args::{Cli, Command};
 
-/// Why: docs/decisions/0040-an-allocator-of-its-own.md.
+/// Why: docs/decisions/0040-the-binary-uses-mimalloc.md.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -81,7 +81,7 @@ fn default_filter(command: &Command) -> &'static str {
 fn start_logging(flag: Option<&str>, default: &str) -> Result<(), String> {
     let filter = match flag {
         Some(directives) => EnvFilter::try_new(directives)
-            .map_err(|error| format!("--log {directives:?} is no filter: {error}"))?,
+            .map_err(|error| format!("--log {directives:?} is not a log filter: {error}"))?,
         None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default)),
     };
     tracing_subscriber::fmt()

@@ -20,105 +20,107 @@ use crate::output;
 /// Flags of `kvasir replay`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Flags {
-    /// The trace: one JSON object a line with `timestamp` (ms), `input_length`, `output_length` and
-    /// `hash_ids`; read as zstd when its name ends in `.zst`.
+    /// The trace: one JSON object per line with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`. A
+    /// name that ends in `.zst` is read as zstd.
     #[arg(long, value_name = "FILE", required_unless_present = "decision")]
     trace: Option<PathBuf>,
 
-    /// The cluster: see `configs/clusters/`.
+    /// The cluster file; see `configs/clusters/`.
     #[arg(long, value_name = "FILE", required_unless_present = "decision")]
     cluster: Option<PathBuf>,
 
-    /// Takes the decisions in this file again, as a conductor's `/decisions/REQUEST_ID/inputs` answers them,
-    /// and compares them field by field; ends with 1 when something is different.
+    /// Repeat the decisions in this file, which a conductor answers at `/decisions/REQUEST_ID/inputs`, and compare
+    /// them field by field. The exit status is 1 if a field differs.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "cluster"])]
     decision: Option<PathBuf>,
 
-    /// One policy or several: random, least-loaded, longest-match, local, global, kvasir; `all` for
-    /// each of them. `kvasir` when it is absent.
+    /// Policies: random, least-loaded, longest-prefix, cache-aware, kvcache-centric, least-cost, or `all`. One or
+    /// several. The default is least-cost.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     policy: Vec<String>,
 
-    /// Refuses requests whose first token is predicted to come later, and counts those whose does.
+    /// Refuse requests whose predicted time to first token is longer, and count those whose measured one is.
     #[arg(long, value_name = "MS")]
     ttft_objective_ms: Option<u64>,
 
-    /// The same for the time between tokens: of a request the mean of its longest tenth of intervals.
+    /// The same for the time between tokens: the mean of the longest tenth of a request's intervals.
     #[arg(long, value_name = "MS")]
     tbt_objective_ms: Option<u64>,
 
-    /// By what load of the decode side requests are refused, one or several: late (what decodes when
-    /// their prefill has ended), early (what decodes when they come), predicted (what will decode when
-    /// their prefill ends), calibrated (how likely they meet their objective); `all` for each of them.
+    /// The decode load that admission control uses: late (the load when the prefill has ended), early (the load at
+    /// arrival), predicted (the predicted load at the end of the prefill), calibrated (the probability that
+    /// requests meet their objective), or `all`. One or several.
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "calibrated")]
     admission: Vec<String>,
 
-    /// Replays over the same nodes without disaggregation: each prefills and decodes, chooses by the policy
-    /// `local` unless `--policy` says otherwise, and computes whole prompts (`whole`) or so many tokens in
-    /// each step beside decoding; one or several.
+    /// Simulate the same nodes without disaggregation: each node prefills and decodes, with the policy cache-aware
+    /// unless `--policy` is set. `whole` computes whole prompts; a number computes this many tokens in each step
+    /// beside decoding. One or several.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
-    coupled: Vec<String>,
+    colocated: Vec<String>,
 
-    /// Prints one JSON object and nothing else. Of several policies it has an object `policies`.
+    /// Print only one JSON object. With several policies it contains the object `policies`.
     #[arg(long)]
     json: bool,
 
-    /// Writes what was measured as an SVG: with the same names as in the table, one panel for each measure.
+    /// Write the results to an SVG file, one panel for each measure.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 
-    /// Arrivals so many times as fast.
+    /// Factor by which arrivals are faster.
     #[arg(long, value_name = "TIMES", default_value_t = 1.0)]
     speed: f64,
 
-    /// Replays only a part of the trace, as in `0.5..1` for its second half. Caches begin empty.
+    /// Replay only a part of the trace, as in `0.5..1` for the second half. The caches are empty at its start.
     #[arg(long, value_name = "FROM..UNTIL")]
     part: Option<String>,
 
-    /// Replays the requests in another order at the same arrival times.
+    /// Replay the requests in another order at the same arrival times.
     #[arg(long, value_name = "SEED")]
     shuffle: Option<u64>,
 
-    /// Nodes that prefill, in place of the cluster file's.
+    /// Number of prefill nodes, in place of the cluster file's.
     #[arg(long, value_name = "NODES")]
     prefill_nodes: Option<u16>,
 
-    /// Nodes that decode, in place of the cluster file's.
+    /// Number of decode nodes, in place of the cluster file's.
     #[arg(long, value_name = "NODES")]
     decode_nodes: Option<u16>,
 
-    /// Lets nodes change between prefill and decode as a conductor with `balance.mode = "act"` does, by the
-    /// cluster file's `[balance]` or, without it, by a conductor's defaults.
-    #[arg(long, conflicts_with = "coupled")]
+    /// Nodes change between prefill and decode as with a conductor's `balance.mode = "auto"`. The cluster file's
+    /// `[balance]` sets the parameters; without it the defaults apply.
+    #[arg(long, conflicts_with = "colocated")]
     balance: bool,
 
-    /// Each node's network, in place of the cluster file's; 87 GB/s are 696 Gb/s.
+    /// Bandwidth of each node's network in Gb/s, in place of the cluster file's. 696 Gb/s are 87 GB/s.
     #[arg(long, value_name = "GBPS")]
     network_gbps: Option<f64>,
 
-    /// Sends all prompts through one cache of so many tokens, or of each of several sizes, and prints its
-    /// hit ratio by blocks. Of the cluster only `block_tokens` matters then, and nothing takes time.
+    /// Send all prompts through one cache of this many tokens, or through caches of several sizes, and print the
+    /// hit ratio by blocks. Only `block_tokens` of the cluster file matters, and no time passes.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
-    pool_tokens: Vec<u64>,
+    cache_tokens: Vec<u64>,
 
-    /// Which block makes room, in place of the cluster file's; of a pool several: lru, hit-density.
+    /// Eviction policy, in place of the cluster file's: lru or hit-density. With `--cache-tokens` several are
+    /// allowed.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     eviction: Vec<String>,
 
-    /// Adds rows of pools that have an SSD of so many tokens, too.
+    /// With `--cache-tokens`: add results of caches with an SSD of this many tokens.
     #[arg(long, value_name = "TOKENS")]
-    pool_ssd_tokens: Option<u64>,
+    cache_ssd_tokens: Option<u64>,
 
-    /// Adds rows of pools whose clients know what comes again: so many percent of the requests, those whose blocks
-    /// are used least later, are ephemeral, and so many, whose blocks are used most, context.
+    /// With `--cache-tokens`: add results of caches whose clients know the reuse in advance. The first number is
+    /// the percentage of requests with the least reuse, which are ephemeral; the second is the percentage with the
+    /// most reuse, which are contexts.
     #[arg(long, value_name = "EPHEMERAL,CONTEXT", value_delimiter = ',', num_args = 2)]
-    pool_classes: Vec<f64>,
+    cache_classes: Vec<f64>,
 
-    /// Requests of a pool before this part of the trace only fill it.
-    #[arg(long, value_name = "PART", default_value_t = 0.0)]
-    count_from: f64,
+    /// With `--cache-tokens`: fraction of the trace that only fills the cache.
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.0)]
+    warm_up: f64,
 
-    /// Of what is random in a policy.
+    /// Seed of random policies.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
 }
@@ -129,10 +131,11 @@ pub(crate) fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
     }
     let cluster = cluster(flags)?;
     let trace = trace(flags, &cluster)?;
-    if !flags.pool_tokens.is_empty() {
+    if !flags.cache_tokens.is_empty() {
         return run_pools(flags, &cluster, &trace);
     }
-    let default = if flags.coupled.is_empty() { Selection::Kvasir } else { Selection::Local };
+    let default =
+        if flags.colocated.is_empty() { Selection::LeastCost } else { Selection::CacheAware };
     let selections = match selections(&flags.policy)? {
         named if named.is_empty() => vec![default],
         named => named,
@@ -144,7 +147,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
     };
     let admissions = admissions(&flags.admission)?;
     let mut summaries = Vec::new();
-    let coupled = coupled_chunks(&flags.coupled)?;
+    let coupled = coupled_chunks(&flags.colocated)?;
     for selection in selections {
         for &chunks in &coupled {
             let options = Options { seed: flags.seed, objectives, ..Options::new(selection) };
@@ -182,7 +185,11 @@ fn run_decisions(path: &Path) -> Result<(), Box<dyn Error>> {
     let mut file: Value = serde_json::from_str(&text).map_err(|error| named(&error))?;
     let decisions = match file["decisions"].take() {
         Value::Array(decisions) if !decisions.is_empty() => decisions,
-        _ => return Err(format!("{}: there is no list `decisions` in it", path.display()).into()),
+        _ => {
+            return Err(
+                format!("{}: the list `decisions` is missing or empty", path.display()).into()
+            );
+        }
     };
     let mut differing = 0;
     for (at, decision) in (1..).zip(decisions) {
@@ -192,7 +199,7 @@ fn run_decisions(path: &Path) -> Result<(), Box<dyn Error>> {
         output::say(&recorded.explain());
         let fields = recorded.fields();
         if differences.is_empty() {
-            output::say(&format!("decision {at}: all {fields} fields as recorded"));
+            output::say(&format!("decision {at}: all {fields} fields equal the recorded ones"));
         } else {
             differing += 1;
         }
@@ -206,19 +213,19 @@ fn run_decisions(path: &Path) -> Result<(), Box<dyn Error>> {
     }
     match differing {
         0 => Ok(()),
-        _ => Err(format!("{differing} of the decisions came out differently").into()),
+        _ => Err(format!("{differing} of the decisions differ from the recorded ones").into()),
     }
 }
 
 fn run_pools(flags: &Flags, cluster: &Cluster, trace: &Trace) -> Result<(), Box<dyn Error>> {
-    if !(0.0..1.0).contains(&flags.count_from) {
-        return Err("--count-from must be at least 0 and less than 1".into());
+    if !(0.0..1.0).contains(&flags.warm_up) {
+        return Err("--warm-up must be at least 0 and less than 1".into());
     }
     let mut evictions = evictions(&flags.eviction)?;
     if evictions.is_empty() {
         evictions = vec![Eviction::Lru, Eviction::HitDensity];
     }
-    let classes = match flags.pool_classes[..] {
+    let classes = match flags.cache_classes[..] {
         [ephemeral_percent, context_percent]
             if ephemeral_percent >= 0.0
                 && context_percent >= 0.0
@@ -227,23 +234,28 @@ fn run_pools(flags: &Flags, cluster: &Cluster, trace: &Trace) -> Result<(), Box<
             Some(Classes { ephemeral_percent, context_percent })
         }
         [] => None,
-        _ => return Err("--pool-classes are two parts of a hundred, as in 62,8".into()),
+        _ => {
+            return Err(
+                "--cache-classes takes two percentages with a sum of at most 100, as in 62,8"
+                    .into(),
+            );
+        }
     };
     let mut kinds = vec![(None, 0)];
     kinds.extend(classes.map(|classes| (Some(classes), 0)));
-    kinds.extend(flags.pool_ssd_tokens.map(|ssd_tokens| (None, ssd_tokens)));
-    kinds.extend(classes.and_then(|classes| Some((Some(classes), flags.pool_ssd_tokens?))));
+    kinds.extend(flags.cache_ssd_tokens.map(|ssd_tokens| (None, ssd_tokens)));
+    kinds.extend(classes.and_then(|classes| Some((Some(classes), flags.cache_ssd_tokens?))));
     let mut hits = Vec::new();
     for eviction in evictions {
         for &(classes, ssd_tokens) in &kinds {
-            for &tokens in &flags.pool_tokens {
+            for &tokens in &flags.cache_tokens {
                 let pool = Pool {
                     block_tokens: cluster.block_tokens,
                     tokens,
                     eviction,
                     ssd_tokens,
                     classes,
-                    count_from: flags.count_from,
+                    count_from: flags.warm_up,
                 };
                 hits.push(pool::hit_ratio(trace, &pool));
             }
@@ -268,7 +280,7 @@ fn evictions(names: &[String]) -> Result<Vec<Eviction>, Box<dyn Error>> {
     let named = |name: &String| match name.as_str() {
         "lru" => Ok(Eviction::Lru),
         "hit-density" => Ok(Eviction::HitDensity),
-        _ => Err(format!("--eviction {name}: there are lru and hit-density").into()),
+        _ => Err(format!("--eviction {name}: use lru or hit-density").into()),
     };
     names.iter().map(named).collect()
 }
@@ -288,7 +300,7 @@ fn admissions(names: &[String]) -> Result<Vec<Admission>, Box<dyn Error>> {
         let found = Admission::ALL.into_iter().find(|admission| admission.name() == name);
         found.ok_or_else(|| {
             let all = Admission::ALL.map(Admission::name).join(", ");
-            format!("--admission {name}: there are {all}").into()
+            format!("--admission {name}: use one of {all}").into()
         })
     };
     names.iter().map(named).collect()
@@ -298,7 +310,7 @@ fn coupled_chunks(names: &[String]) -> Result<Vec<Chunks>, Box<dyn Error>> {
     let named = |name: &String| match (name.as_str(), name.parse()) {
         ("whole", _) => Ok(Chunks::Whole),
         (_, Ok(tokens)) if tokens > 0 => Ok(Chunks::Tokens(tokens)),
-        _ => Err(format!("--coupled {name}: it is `whole` or a number of tokens").into()),
+        _ => Err(format!("--colocated {name}: use `whole` or a number of tokens").into()),
     };
     names.iter().map(named).collect()
 }
@@ -313,8 +325,8 @@ fn cluster(flags: &Flags) -> Result<Cluster, Box<dyn Error>> {
     match evictions(&flags.eviction)?[..] {
         [] => {}
         [eviction] => cluster.eviction = eviction,
-        _ if flags.pool_tokens.is_empty() => {
-            return Err("several --eviction are compared with --pool-tokens only".into());
+        _ if flags.cache_tokens.is_empty() => {
+            return Err("several values of --eviction need --cache-tokens".into());
         }
         _ => {}
     }
@@ -327,12 +339,13 @@ fn cluster(flags: &Flags) -> Result<Cluster, Box<dyn Error>> {
 
 fn trace(flags: &Flags, cluster: &Cluster) -> Result<Trace, Box<dyn Error>> {
     if !flags.speed.is_finite() || flags.speed <= 0.0 {
-        return Err("--speed must be more than zero".into());
+        return Err("--speed must be above 0".into());
     }
     let mut trace = Trace::open(given(&flags.trace, "--trace")?, cluster.block_tokens)?;
     if let Some(part) = &flags.part {
-        let (from, until) = bounds(part)
-            .ok_or_else(|| format!("--part {part:?} must read as in 0.5..1, within 0 and 1"))?;
+        let (from, until) = bounds(part).ok_or_else(|| {
+            format!("--part {part:?} is invalid: use a range within 0..1, as in 0.5..1")
+        })?;
         trace = trace.part(from, until);
     }
     if let Some(seed) = flags.shuffle {
@@ -361,7 +374,7 @@ mod tests {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
             selections(&names).map(|selections| selections.len())
         };
-        assert_eq!(read(&["local", "kvasir"]).ok(), Some(2));
+        assert_eq!(read(&["cache-aware", "least-cost"]).ok(), Some(2));
         assert_eq!(read(&["all"]).ok(), Some(6));
         assert!(read(&["best"]).is_err());
         let read = |name: &str| admissions(&[name.to_owned()]).map(|read| read.len());

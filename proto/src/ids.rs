@@ -143,7 +143,7 @@ pub enum Class {
     /// As long as there is room.
     Normal,
     /// Context cache: until this time, for this tenant.
-    Context { tenant: Tenant, until_unix_ms: u64 },
+    Context { tenant: Tenant, expires_unix_ms: u64 },
 }
 
 /// On a block with which something ends that was promised to a tenant: the block and all before it are of
@@ -151,10 +151,10 @@ pub enum Class {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mark {
     pub tenant: Tenant,
-    pub until_unix_ms: u64,
+    pub expires_unix_ms: u64,
     /// Of a context: since when there is one. `None`: what ends here is in no list, because it is an
     /// object, or was written before contexts were marked.
-    pub since_unix_ms: Option<u64>,
+    pub created_unix_ms: Option<u64>,
     /// On how many nodes it is to be, of which this is one: 1 to [`COPIES_MAX`], and 1 of what is no context.
     pub copies: u8,
 }

@@ -26,7 +26,7 @@ pub enum LayoutError {
     Empty,
     #[error("layer {layer} has no bytes; every layer needs at least one run")]
     EmptyLayer { layer: usize },
-    #[error("a run of layer {layer} ends at byte {end}, beyond the slot's {slot_bytes}")]
+    #[error("a run of layer {layer} ends at byte {end}, beyond the {slot_bytes} bytes of the slot")]
     OutOfSlot { layer: usize, end: u64, slot_bytes: u64 },
     #[error("two runs overlap at byte {at}")]
     Overlap { at: u64 },

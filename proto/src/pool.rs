@@ -23,19 +23,19 @@ pub struct PoolLayout {
 pub enum PoolLayoutError {
     #[error("a pool must have at least one page")]
     NoPages,
-    #[error("it has {got} layers, and a slot has {want}")]
+    #[error("the pool has {got} layers, but a slot has {want}")]
     Layers { got: usize, want: usize },
-    #[error("layer {layer} has {got} runs, and {want} in a slot")]
+    #[error("layer {layer} has {got} runs in the pool, but {want} in a slot")]
     Runs { layer: usize, got: usize, want: usize },
-    #[error("run {run} of layer {layer} has {got} bytes, and {want} in a slot")]
+    #[error("run {run} of layer {layer} has {got} bytes in the pool, but {want} in a slot")]
     Length { layer: usize, run: usize, got: u64, want: u64 },
-    #[error("{0} runs are more than a page of a pool may have, {RUNS_MAX}")]
+    #[error("a page of the pool has {0} runs; the limit is {RUNS_MAX}")]
     TooManyRuns(usize),
-    #[error("run {run} of layer {layer} ends at byte {end}, beyond the {bytes} of the pool")]
+    #[error("run {run} of layer {layer} ends at byte {end}, beyond the {bytes} bytes of the pool")]
     OutOfPool { layer: usize, run: usize, end: u64, bytes: u64 },
     #[error("two runs overlap at byte {at}")]
     Overlap { at: u64 },
-    #[error("two runs lie among each other and have different strides, {one} and {other}")]
+    #[error("two interleaved runs have different strides, {one} and {other}")]
     Strides { one: u64, other: u64 },
 }
 

@@ -165,7 +165,7 @@ async fn engine(device: &Arc<Device>, attach_dir: &Path) -> Done<()> {
     let slots = loop {
         handle += 1;
         if handle > 2_000 {
-            return Err("the pages do not come to slots".into());
+            return Err("the pages were not copied to slots".into());
         }
         let keys = BlockKey::concat(&chain(&of));
         pooled.engine.send(ToNode::Get(v1::GetBlocks { handle, keys, memory_only: false }));

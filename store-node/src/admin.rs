@@ -34,15 +34,15 @@ impl AdminService {
     fn check<T>(&self, request: Request<T>) -> Result<T, Status> {
         let is_local = is_of_this_host(request.remote_addr(), request.local_addr());
         match self.access {
-            AdminAccess::Anyone => Ok(request.into_inner()),
+            AdminAccess::Any => Ok(request.into_inner()),
             AdminAccess::Loopback if is_local => Ok(request.into_inner()),
             AdminAccess::Loopback => Err(Status::permission_denied(
-                "this node is administered from its own host only: call it there, or set `admin` to \
-                 \"anyone\" in its configuration",
+                "this node accepts administrative calls only from its own host: call it there, or \
+                 set `admin_access` to \"any\" in its configuration",
             )),
-            AdminAccess::Nobody => {
-                Err(Status::permission_denied("`admin` is \"nobody\" in this node's configuration"))
-            }
+            AdminAccess::Disabled => Err(Status::permission_denied(
+                "`admin_access` is \"disabled\" in this node's configuration",
+            )),
         }
     }
 }
@@ -122,9 +122,9 @@ impl Admin for AdminService {
         self.ask(|reply| AdminCommand::Drain(request, reply)).await
     }
 
-    async fn stop_drain(
+    async fn cancel_drain(
         &self,
-        request: Request<v1::StopDrainRequest>,
+        request: Request<v1::CancelDrainRequest>,
     ) -> Result<Response<v1::DrainStatus>, Status> {
         self.check(request)?;
         self.ask(AdminCommand::StopDrain).await

@@ -51,10 +51,10 @@ impl AttachSockets {
         let failed = |what: String| move |source| Error::Io { what, source };
         let name = dir.display();
         std::fs::create_dir_all(dir)
-            .map_err(failed(format!("`attach_dir` {name} cannot be made")))?;
+            .map_err(failed(format!("cannot create `attach_dir` {name}")))?;
         let owner_only = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(dir, owner_only)
-            .map_err(failed(format!("`attach_dir` {name} cannot be closed to others")))?;
+            .map_err(failed(format!("cannot restrict the permissions of `attach_dir` {name}")))?;
         let [attach, descriptors] = [ATTACH_SOCKET, DESCRIPTORS_SOCKET].map(|name| dir.join(name));
         Ok(AttachSockets {
             attach: bind(&attach)?,
@@ -97,24 +97,24 @@ impl AttachSockets {
 /// Binds a socket; one that a dead node left behind is replaced.
 fn bind(path: &Path) -> Result<UnixListener, Error> {
     let failed = |reason: &str, source| Error::Io {
-        what: format!("the socket {} {reason}", path.display()),
+        what: format!("cannot bind the socket {}{reason}", path.display()),
         source,
     };
     if path.as_os_str().len() > SOCKET_PATH_MAX {
         let source = io::Error::from(io::ErrorKind::InvalidInput);
-        return Err(failed("has too long a path; choose a shorter `attach_dir`", source));
+        return Err(failed(": its path is too long; choose a shorter `attach_dir`", source));
     }
     match std::os::unix::net::UnixStream::connect(path) {
         Ok(_) => {
             let source = io::Error::from(io::ErrorKind::AddrInUse);
-            Err(failed("is served by another node; choose another `attach_dir`", source))
+            Err(failed(": another node serves it; choose another `attach_dir`", source))
         }
         Err(error) => {
             if error.kind() == io::ErrorKind::ConnectionRefused {
                 std::fs::remove_file(path)
-                    .map_err(|source| failed("was left behind and cannot be removed", source))?;
+                    .map_err(|source| failed(": cannot remove the stale socket", source))?;
             }
-            UnixListener::bind(path).map_err(|source| failed("cannot be bound", source))
+            UnixListener::bind(path).map_err(|source| failed("", source))
         }
     }
 }
@@ -132,12 +132,12 @@ impl AttachService {
             return Ok(None);
         };
         let layout = SlotLayout::try_from(layout)
-            .map_err(|error| Refused::Invalid(format!("the layout: {error}")))?;
+            .map_err(|error| Refused::Invalid(format!("field `layout`: {error}")))?;
         let asked = request.clone();
         self.node.ask(|reply| Command::AttachCheck(asked, reply)).await?;
         let pools = Arc::clone(&self.pools);
         let made = tokio::task::spawn_blocking(move || pools.open(&pool, &layout));
-        let failed = |error| Refused::Unavailable(format!("the pool was not made: {error}"));
+        let failed = |error| Refused::Unavailable(format!("cannot create the pool: {error}"));
         Ok(Some(made.await.map_err(failed)??))
     }
 }
@@ -183,13 +183,13 @@ async fn take_handovers(listener: UnixListener, node: NodeHandle, stop: Cancella
                 let node = node.clone();
                 tokio::task::spawn_blocking(move || {
                     if let Err(error) = take_handover(stream, &node) {
-                        tracing::warn!(%error, "a process did not show its token");
+                        tracing::warn!(%error, "a process did not present its token");
                     }
                     drop(slot);
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a descriptor connection could not be taken");
+                tracing::warn!(%error, "cannot accept a descriptor connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

@@ -26,107 +26,101 @@ const ENGINES_MOST: u32 = 64;
 pub struct Config {
     /// The node's name, unique in the cluster. It appears in events, logs and metrics.
     pub node_id: String,
-    /// Where gRPC and the HTTP paths /metrics, /healthz and /readyz are served.
+    /// Address of gRPC and of the HTTP paths /metrics, /healthz and /readyz.
     pub listen: SocketAddr,
-    /// The directory in which engines find `attach.sock` and `descriptors.sock`. It is made when it
-    /// is not there. Its path is limited by the length of a Unix socket address (about 90 bytes).
+    /// Directory of the sockets `attach.sock` and `descriptors.sock`, which engines and clients open. The node
+    /// creates it. The length of a Unix socket address limits its path to about 90 bytes.
     pub attach_dir: PathBuf,
-    /// Bytes of memory for the cache: taken, and touched once, when the node starts. When they are a multiple of
-    /// 2 MiB, and the host has so many bytes of reserved pages free (`vm.nr_hugepages`), they lie in those.
-    pub arena_bytes: u64,
-    /// Bytes for what follows the pages of a push (checksums and the engine's tail). Each share that
-    /// another node writes takes 8 bytes for each tensor of each layer of each page that it lacks,
-    /// and on the decode side 8 KiB more, in steps of 1 KiB. Without room for it a share is refused
-    /// until others have ended: 16 MiB are room for 1,800 short prompts at once, or for 230 of
-    /// 8,192 tokens of a model with 60 layers in pages of 64 tokens.
+    /// DRAM for the cache. The node takes it at the start. The node uses huge pages if the size is a multiple of 2
+    /// MiB and the host has enough of them free (`vm.nr_hugepages`).
+    pub dram_bytes: u64,
+    /// Memory for the tails of pushes: checksums and the engine's data that follow the pages. A share that another
+    /// node writes takes 64 bytes, 8 bytes for each missing page, and on the decode side 8 KiB more, rounded up to
+    /// 1 KiB. If the space is full, the node refuses further shares. 16 MiB hold 1,800 short prompts at once, or
+    /// 1,600 prompts of 8,192 tokens with pages of 64 tokens.
     pub tail_bytes: u64,
-    /// The most bytes of all pools of pages together that engines have made in memory of the host when they attach: taken,
-    /// and touched once, then. 0 refuses such pools.
-    pub pool_bytes_max: u64,
-    /// Engines that may be attached at once. All of them share the cache, so that they serve one model with one KV type
-    /// and one layout of blocks.
+    /// Host memory for all KV pools that engines create in the node when they attach. 0 refuses such pools.
+    pub engine_pool_bytes_max: u64,
+    /// Attached engines. They share the cache, so they must serve one model with one KV type and one block layout.
     pub engines_max: u32,
-    /// The library of NVIDIA's driver, which is opened when an engine attaches with a pool in a GPU's memory. Without
-    /// this it is the system's libcuda.so.1.
+    /// NVIDIA's driver library. The node opens it when an engine attaches with a pool in GPU memory. The default is
+    /// the system's libcuda.so.1.
     pub cuda_library: Option<PathBuf>,
-    /// How this node writes to others, where they can be reached so: through shared memory on one
-    /// host, over TCP, by the RDMA devices of `verbs`, or by the network of `efa`. Otherwise it is
-    /// shared memory on one host, and TCP between hosts.
-    pub domain: Domain,
-    /// Who takes the turns of the transfer engine: "own", a thread of its own; "node", the node's thread beside its
-    /// other work, which spares two wake-ups at each end of a transfer; "auto", the node's thread on a host of at most four cores, where
-    /// there is none to spare.
+    /// The preferred transport to other nodes: shared memory on one host, TCP, the RDMA devices of `verbs`, or the
+    /// network of `efa`. For peers that it does not reach, the node uses shared memory on one host and TCP between
+    /// hosts.
+    pub transport: Domain,
+    /// The thread that drives the transfer engine: "dedicated", a thread of its own; "shared", the node's main
+    /// thread, which saves two wake-ups at each end of a transfer; "auto", the shared thread on a host with at most
+    /// four cores, else the dedicated one.
     pub transfer_thread: TransferThread,
-    /// Where this node takes writes of peers over TCP. Port 0 takes any free port.
+    /// Address at which this node accepts writes of peers over TCP. Port 0 takes any free port.
     pub transfer_listen: SocketAddr,
-    /// TLS for writes over TCP: on when its three files are set, and then it must be on at every node.
+    /// TLS for writes over TCP. It is on when the three files are set. All nodes must agree.
     pub transfer_tls: TransferTls,
-    /// The longest lease that a conductor may ask for, in milliseconds.
-    pub lease_ms_max: u64,
-    /// Whether a prefill share pushes its pages. Off only in tests that show that decoding waits
-    /// for the push.
-    pub push: bool,
-    /// Over which domains pages that arrive are checked against their checksums.
+    /// The longest lease that a conductor may request, in milliseconds.
+    pub lease_max_ms: u64,
+    /// Push the pages of prefill shares. false is for tests of a decode side that waits for its pages.
+    pub push_enabled: bool,
+    /// Transports over which the checksums of received pages are verified.
     pub verify: Verify,
-    /// The most bytes per second that this node sends, all peers together; 0 is no limit. Stands
-    /// for a slow network in measurements.
-    pub throttle_bytes_per_s: u64,
-    /// A file that gets a line for each layer pushed: when it was issued and when it landed.
-    pub layer_log: Option<PathBuf>,
-    /// How long a peer that was asked to stop writing may take to answer, in milliseconds, before
-    /// it is cut off.
-    pub stop_timeout_ms: u64,
-    /// How long an engine that was told to stop working on a share may take to let go of it, in
-    /// milliseconds, before it is detached: it gets no more work, and its slots come free when its
-    /// process ends. The time does not run while the engine finishes, layer by layer, the step in
-    /// which it was told.
+    /// Limit of the bytes per second that this node sends to all peers together. 0 is no limit. It emulates a slow
+    /// network in measurements.
+    pub send_bytes_per_s_max: u64,
+    /// File to which the node writes a line for each pushed layer, with the times of issue and completion.
+    pub layer_log_file: Option<PathBuf>,
+    /// Timeout, in milliseconds, of a request to a peer to stop writing. After it the peer is cut off.
+    pub peer_stop_timeout_ms: u64,
+    /// Timeout, in milliseconds, of a request to an engine to stop working on a share. After it the engine is
+    /// detached: it gets no more work, and its slots are freed when its process ends. The time stands still while
+    /// the engine finishes, layer by layer, the step in which it was told.
     pub engine_stop_timeout_ms: u64,
-    /// Which block makes room for others in memory: "hit-density", the one that is least likely to be
-    /// used again soon by what was seen of others, or "lru", the one that was used longest ago.
+    /// The block that is evicted from DRAM first: "hit-density", the one with the lowest predicted probability of
+    /// reuse; "lru", the least recently used one.
     #[schemars(with = "String")]
-    pub eviction: Eviction,
+    pub eviction_policy: Eviction,
     /// The SSD tier.
     pub ssd: Ssd,
-    /// The object store that nodes share.
+    /// The object store that the nodes share.
     pub object_store: ObjectStore,
-    /// Who may administer the node over gRPC (list, inspect, pin, evict, replicate, drain): "loopback", callers on
-    /// this host, over any address of it; "anyone" who reaches `listen`; "nobody".
-    pub admin: AdminAccess,
-    /// Copies of blocks on other nodes.
-    pub replicas: Replicas,
-    /// Attention over blocks of this node for queries that engines elsewhere send.
+    /// The callers that may administer the node over gRPC (list, inspect, pin, evict, replicate, drain):
+    /// "disabled", "loopback" (callers on this host), or "any" (every caller that reaches `listen`).
+    pub admin_access: AdminAccess,
+    /// Replication of blocks to other nodes.
+    pub replication: Replication,
+    /// Routed attention: this node answers queries of engines on other nodes over its blocks.
     pub routes: Routes,
-    /// How long a shutdown waits for the shares that are under way, in milliseconds.
-    pub drain_ms: u64,
-    /// The RDMA devices. Only used when `domain` is "verbs"; then they must be there.
+    /// Time, in milliseconds, that a shutdown waits for open shares.
+    pub drain_timeout_ms: u64,
+    /// The RDMA devices, for `transport = "verbs"`. The node does not start if a device is missing.
     pub verbs: VerbsConfig,
-    /// EFA. Only used when `domain` is "efa"; then it must be there, and libfabric too.
+    /// EFA, for `transport = "efa"`. The node does not start if the device or libfabric is missing.
     pub efa: EfaConfig,
-    /// Which network cards are near which memory, in place of what the system says: a file with JSON
-    /// of the form {"cpu:0": {"preferred": ["mlx5_0"], "secondary": ["mlx5_1"]}}. It may name only
-    /// cards that are used. `kvasir doctor` prints what the system says.
-    pub topology: Option<PathBuf>,
+    /// File that replaces the detected topology of NICs and memory. It contains JSON of the form {"cpu:0":
+    /// {"preferred": ["mlx5_0"], "secondary": ["mlx5_1"]}} and may name only NICs in use. `kvasir doctor` prints
+    /// the detected topology.
+    pub topology_file: Option<PathBuf>,
 }
 
-/// On how many cores a thread more costs more than it does.
+/// On a host with at most this many cores a further thread costs more than it saves.
 const FEW_CORES: usize = 4;
 
-/// Whose thread takes the turns of a node's transfer engine.
+/// The thread that drives a node's transfer engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TransferThread {
     Auto,
-    Own,
-    Node,
+    Dedicated,
+    Shared,
 }
 
 impl TransferThread {
-    pub(crate) fn is_the_nodes(self) -> bool {
+    pub(crate) fn is_shared(self) -> bool {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         match self {
             TransferThread::Auto => cores <= FEW_CORES,
-            TransferThread::Own => false,
-            TransferThread::Node => true,
+            TransferThread::Dedicated => false,
+            TransferThread::Shared => true,
         }
     }
 }
@@ -137,74 +131,74 @@ impl Default for Config {
             node_id: "node".into(),
             listen: (Ipv4Addr::LOCALHOST, 7401).into(),
             attach_dir: "/run/kvasir/node".into(),
-            arena_bytes: 1 << 30,
+            dram_bytes: 1 << 30,
             tail_bytes: 16 << 20,
-            pool_bytes_max: 64 << 30,
+            engine_pool_bytes_max: 64 << 30,
             engines_max: 8,
             cuda_library: None,
-            domain: Domain::Shm,
+            transport: Domain::Shm,
             transfer_thread: TransferThread::Auto,
             transfer_listen: (Ipv4Addr::LOCALHOST, 0).into(),
             transfer_tls: TransferTls::default(),
-            lease_ms_max: 60_000,
-            push: true,
+            lease_max_ms: 60_000,
+            push_enabled: true,
             verify: Verify::default(),
-            throttle_bytes_per_s: 0,
-            layer_log: None,
-            stop_timeout_ms: 1_000,
+            send_bytes_per_s_max: 0,
+            layer_log_file: None,
+            peer_stop_timeout_ms: 1_000,
             engine_stop_timeout_ms: 30_000,
-            drain_ms: 5_000,
+            drain_timeout_ms: 5_000,
             verbs: VerbsConfig::default(),
             efa: EfaConfig::default(),
-            topology: None,
-            eviction: Eviction::default(),
+            topology_file: None,
+            eviction_policy: Eviction::default(),
             ssd: Ssd::default(),
             object_store: ObjectStore::default(),
-            admin: AdminAccess::default(),
-            replicas: Replicas::default(),
+            admin_access: AdminAccess::default(),
+            replication: Replication::default(),
             routes: Routes::default(),
         }
     }
 }
 
-/// Who may administer a node.
+/// The callers that may administer a node.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum AdminAccess {
-    /// Callers on this host, over any address of it.
+    Disabled,
+    /// Callers on this host, over any of its addresses.
     #[default]
     Loopback,
-    /// Whoever reaches the node's gRPC address.
-    Anyone,
-    Nobody,
+    /// Every caller that reaches the node's gRPC address.
+    Any,
 }
 
-/// Routed attention: queries come here, and partial results go back.
+/// Routed attention: engines send queries to this node, and it sends partial results back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Routes {
-    /// Whether this node answers queries at all. One that does not still lets its blocks be fetched.
+    /// Answer queries. If false, other nodes can still fetch the blocks.
     pub enabled: bool,
-    /// Where queries come in over TCP; port 0 takes any free port. With `transfer_tls` they are under TLS. Ranks
-    /// other than the first one have the ports that follow.
+    /// Address for queries over TCP. Port 0 takes any free port. `transfer_tls` protects it too. The ranks after
+    /// the first one use the ports that follow.
     pub listen: SocketAddr,
-    /// Tensor-parallel ranks of engines that ask, each of which has the query rows of its heads: rank `r` is answered
-    /// by rank `r` of so many here, with threads and a transfer engine of its own. Of an engine that has more, several
-    /// come to one here, and each takes a place of the limits below; one that has fewer has only the share of
-    /// `throttle_bytes_per_s` of as many.
+    /// Tensor-parallel ranks that answer: queries of rank `r` of an engine go to rank `r` modulo this number. Each
+    /// rank has its own threads and transfer engine. If an engine has more ranks than the node, several of them
+    /// share one rank and each counts towards the limits below. If it has fewer, it gets only their part of
+    /// `send_bytes_per_s_max`.
     pub ranks: u32,
-    /// Messages of engines that a rank computes at once; one that comes beside so many is refused, and its
-    /// engine sends it again for as long as it would have waited for the answer. From about eight on a copy of the blocks on another node is worth it.
-    pub flows_max: u32,
-    /// Engines that may have a ring for queries with one rank here.
+    /// Messages of engines that a rank computes at once. A further message is refused, and its engine sends it
+    /// again until its timeout. At about eight, a replica of the blocks on another node is worth its cost.
+    pub concurrent_messages_max: u32,
+    /// Engines with a query ring at one rank.
     pub sessions_max: u32,
-    /// Sequences of engines that may attend blocks at one rank here at once.
+    /// Sequences of engines that attend blocks at one rank at once.
     pub routes_max: u32,
-    /// Bytes of memory for the query rings of all engines together. They are taken as engines come.
+    /// Memory for the query rings of all engines together. The node takes it when engines open sessions.
     pub ring_bytes_max: u64,
-    /// Threads that compute, for each rank.
+    /// Compute threads of each rank.
     pub threads: u32,
 }
 
@@ -214,7 +208,7 @@ impl Default for Routes {
             enabled: true,
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
             ranks: 1,
-            flows_max: 8,
+            concurrent_messages_max: 8,
             sessions_max: 64,
             routes_max: 4096,
             ring_bytes_max: 256 << 20,
@@ -229,78 +223,78 @@ const RANKS_MAX: u32 = 64;
 impl Routes {
     fn check(&self) -> Result<(), String> {
         for (name, number) in [
-            ("flows_max", self.flows_max),
+            ("concurrent_messages_max", self.concurrent_messages_max),
             ("sessions_max", self.sessions_max),
             ("routes_max", self.routes_max),
             ("threads", self.threads),
             ("ranks", self.ranks),
         ] {
             if number == 0 {
-                return Err(format!("`routes.{name}` must be above zero"));
+                return Err(format!("`routes.{name}` must be above 0"));
             }
         }
         if self.ranks > RANKS_MAX {
-            return Err(format!("`routes.ranks` must be {RANKS_MAX} at most"));
+            return Err(format!("`routes.ranks` must be at most {RANKS_MAX}"));
         }
         if self.sessions_max > 1024 {
-            return Err("`routes.sessions_max` must be 1024 at most".into());
+            return Err("`routes.sessions_max` must be at most 1024".into());
         }
         if self.ring_bytes_max == 0 {
-            return Err("`routes.ring_bytes_max` must be above zero".into());
+            return Err("`routes.ring_bytes_max` must be above 0".into());
         }
         Ok(())
     }
 }
 
-/// When blocks are copied to other nodes, and where to.
+/// When and to which nodes blocks are replicated.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Replicas {
-    /// gRPC addresses of nodes that may take blocks of this one. This node itself may be among them.
+pub struct Replication {
+    /// gRPC addresses of the nodes that may hold replicas of this node's blocks. The list may contain this node.
     pub peers: Vec<String>,
-    /// Copies under way at once.
-    pub copies_max: u32,
-    /// A chain of blocks that other nodes ask for so often within ten seconds is copied to one of `peers`,
-    /// while `hot_pushes` pushes are under way at least. 0 copies none.
-    pub hot_asks: u32,
-    /// Pushes of blocks to other nodes that must be under way for that.
-    pub hot_pushes: u32,
-    /// How often the others of `peers` are asked for contexts that are to be kept on several nodes, in
-    /// milliseconds. One that lacks copies gets them then.
-    pub check_ms: u64,
-    /// A node that has not answered for so long, in milliseconds, has lost the contexts that it kept: they are
-    /// copied to another one. Longer than a restart takes.
-    pub gone_after_ms: u64,
-    /// When the node is drained: the most bytes of blocks that move though nobody was promised them, those
-    /// first that are most likely to be used again.
+    /// Copies in flight.
+    pub concurrent_copies_max: u32,
+    /// A chain of blocks is replicated to one of `peers` if other nodes request it this often within ten seconds,
+    /// while at least `hot_pushes_min` pushes are in flight. 0 disables the replication of hot blocks.
+    pub hot_requests_min: u32,
+    /// Pushes to other nodes that must be in flight for the replication of hot blocks.
+    pub hot_pushes_min: u32,
+    /// Interval, in milliseconds, at which the node asks `peers` for the replicas of contexts and creates missing
+    /// ones.
+    pub check_interval_ms: u64,
+    /// A node that does not answer for this time, in milliseconds, counts as lost: its contexts are replicated to
+    /// another node. Set it longer than a restart takes.
+    pub node_lost_after_ms: u64,
+    /// During a drain: the number of bytes of blocks outside contexts that are moved. The blocks with the highest
+    /// predicted reuse move first.
     pub drain_hot_bytes_max: u64,
 }
 
-impl Default for Replicas {
+impl Default for Replication {
     fn default() -> Self {
-        Replicas {
+        Replication {
             peers: Vec::new(),
-            copies_max: 2,
-            hot_asks: 8,
-            hot_pushes: 4,
-            check_ms: 5_000,
-            gone_after_ms: 60_000,
+            concurrent_copies_max: 2,
+            hot_requests_min: 8,
+            hot_pushes_min: 4,
+            check_interval_ms: 5_000,
+            node_lost_after_ms: 60_000,
             drain_hot_bytes_max: 1 << 30,
         }
     }
 }
 
-impl Replicas {
+impl Replication {
     fn check(&self) -> Result<(), String> {
-        if self.copies_max == 0 {
-            return Err("`replicas.copies_max` must be above zero".into());
+        if self.concurrent_copies_max == 0 {
+            return Err("`replication.concurrent_copies_max` must be above 0".into());
         }
-        if self.check_ms == 0 || self.gone_after_ms <= self.check_ms {
-            return Err("`replicas.check_ms` must be above zero, and `gone_after_ms` longer".into());
+        if self.check_interval_ms == 0 || self.node_lost_after_ms <= self.check_interval_ms {
+            return Err("`replication.check_interval_ms` must be above 0, and `replication.node_lost_after_ms` must be longer".into());
         }
         match self.peers.iter().find(|peer| !is_address(peer)) {
             Some(wrong) => Err(format!(
-                "`replicas.peers` has {wrong:?}; it must have addresses as in \"10.0.0.7:7401\""
+                "`replication.peers` contains {wrong:?}; write addresses as in \"10.0.0.7:7401\""
             )),
             None => Ok(()),
         }
@@ -316,51 +310,50 @@ pub fn is_address(text: &str) -> bool {
         .is_some_and(|(host, port)| is_host(host) && port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
-/// Where blocks go that memory has no room for, and where the context cache is durable.
+/// The SSD tier: demoted blocks and durable contexts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Ssd {
-    /// A directory of this node alone, on a local disk. It is made when it is not there. Without it
-    /// there is no SSD tier.
+    /// Directory of the SSD tier, on a local disk, used by this node alone. The node creates it. Without it there
+    /// is no SSD tier.
     pub dir: Option<PathBuf>,
-    /// Bytes of the disk that are taken, at once, for blocks. Extents may fill about three quarters
-    /// of them; the rest is what cleaning works with.
-    pub bytes: u64,
-    /// Bytes that are reclaimed together; at least eight times what a block takes. Of a new log only:
-    /// one that is there keeps its own.
+    /// Disk space for blocks. The node takes it at the start. Extents fill at most about three quarters of it; the
+    /// rest is headroom for cleaning.
+    pub capacity_bytes: u64,
+    /// Size of the log's segments, the unit of reclamation. At least eight times the size of a block. An existing
+    /// log keeps its own size.
     pub segment_bytes: u64,
-    /// The part of what extents may fill that the context cache may have, in percent.
+    /// Share of the extents' space that contexts may take, in percent.
     pub context_percent: u32,
-    /// Bytes of context cache that one tenant may have.
+    /// Bytes of contexts of one tenant.
     pub tenant_bytes_max: u64,
-    /// The part of the slots that shall be free, or be had at once because the SSD has the block as
-    /// well, in percent: blocks are written ahead of need.
-    pub sink_ahead_percent: u32,
-    /// Chains that are read into memory ahead of need at once, on hints of conductors and lookups of engines: 1024
-    /// at most, 0 for none.
+    /// Share of the slots, in percent, that the node keeps free or immediately evictable because the SSD has a
+    /// copy. The node demotes blocks ahead of need to reach it.
+    pub demote_ahead_percent: u32,
+    /// Chains of blocks that are promoted to DRAM at once on hints of conductors and lookups of engines. At most
+    /// 1024; 0 disables prefetching.
     pub prefetch_chains_max: u32,
-    /// What was used within this time, in milliseconds, makes no room for what is read ahead.
-    pub prefetch_spares_ms: u64,
-    /// An operation that takes longer, in milliseconds, is not waited for: requests compute what they
-    /// lack, and nothing is begun with the SSD until it has ended.
+    /// Blocks that were used within this time, in milliseconds, are not evicted for prefetched blocks.
+    pub prefetch_protected_ms: u64,
+    /// Timeout, in milliseconds, of an SSD operation. After it requests recompute their blocks, and the node starts
+    /// no SSD operation until the late one ends.
     pub timeout_ms: u64,
-    /// How the disk is driven.
+    /// How the node accesses the disk.
     pub io: SsdIo,
-    /// For tests: a file that says what the disk does wrong, as words: `wrong`, `full`,
-    /// `read-errors`, `hang`.
-    pub faults: Option<PathBuf>,
+    /// For tests: file with the names of the faults to inject: `wrong`, `full`, `read-errors`, `hang`.
+    pub faults_file: Option<PathBuf>,
 }
 
-/// How the disk is driven.
+/// How the node accesses the disk.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum SsdIo {
-    /// By io_uring past the page cache where the host allows it, otherwise by plain calls.
+    /// io_uring without the page cache if the host allows it, else `plain`.
     #[default]
     Auto,
-    /// By plain calls through the page cache.
+    /// Blocking calls through the page cache.
     Plain,
 }
 
@@ -368,16 +361,16 @@ impl Default for Ssd {
     fn default() -> Self {
         Ssd {
             dir: None,
-            bytes: 16 << 30,
+            capacity_bytes: 16 << 30,
             segment_bytes: 32 << 20,
             context_percent: 50,
             tenant_bytes_max: 1 << 30,
-            sink_ahead_percent: 25,
+            demote_ahead_percent: 25,
             prefetch_chains_max: 16,
-            prefetch_spares_ms: 1_000,
+            prefetch_protected_ms: 1_000,
             timeout_ms: 2_000,
             io: SsdIo::Auto,
-            faults: None,
+            faults_file: None,
         }
     }
 }
@@ -386,7 +379,8 @@ impl Ssd {
     fn check(&self) -> Result<(), String> {
         // As many segments as a log has at least, and its first two pages.
         let least = self.segment_bytes.saturating_mul(8).saturating_add(2 * HOST_PAGE_BYTES);
-        for (name, bytes) in [("ssd.bytes", self.bytes), ("ssd.segment_bytes", self.segment_bytes)]
+        for (name, bytes) in
+            [("ssd.capacity_bytes", self.capacity_bytes), ("ssd.segment_bytes", self.segment_bytes)]
         {
             if bytes == 0 || !bytes.is_multiple_of(HOST_PAGE_BYTES) {
                 return Err(format!(
@@ -395,24 +389,26 @@ impl Ssd {
             }
         }
         if self.segment_bytes < 32 * HOST_PAGE_BYTES {
-            return Err(format!("`ssd.segment_bytes` must be {} at least", 32 * HOST_PAGE_BYTES));
+            return Err(format!("`ssd.segment_bytes` must be at least {}", 32 * HOST_PAGE_BYTES));
         }
-        if self.bytes < least {
-            return Err(format!("`ssd.bytes` must be {least} at least, for 8 segments"));
+        if self.capacity_bytes < least {
+            return Err(format!(
+                "`ssd.capacity_bytes` must be at least {least}: the log needs 8 segments"
+            ));
         }
         for (name, percent) in [
             ("ssd.context_percent", self.context_percent),
-            ("ssd.sink_ahead_percent", self.sink_ahead_percent),
+            ("ssd.demote_ahead_percent", self.demote_ahead_percent),
         ] {
             if percent > 100 {
-                return Err(format!("`{name}` is {percent}; it is a percentage"));
+                return Err(format!("`{name}` is {percent}; it must be at most 100"));
             }
         }
         if self.prefetch_chains_max > 1024 {
-            return Err("`ssd.prefetch_chains_max` must be 1024 at most".into());
+            return Err("`ssd.prefetch_chains_max` must be at most 1024".into());
         }
         if self.timeout_ms == 0 {
-            return Err("`ssd.timeout_ms` must be above zero".into());
+            return Err("`ssd.timeout_ms` must be above 0".into());
         }
         Ok(())
     }
@@ -428,30 +424,30 @@ impl Config {
     /// A sentence that names the setting and what it may be.
     pub fn check(&self) -> Result<(), String> {
         if self.node_id.is_empty() {
-            return Err("`node_id` is empty; give the node a name that is unique".into());
+            return Err("`node_id` is empty; set a name that is unique in the cluster".into());
         }
         self.transfer_tls.files()?;
-        for (name, bytes) in [("arena_bytes", self.arena_bytes), ("tail_bytes", self.tail_bytes)] {
+        for (name, bytes) in [("dram_bytes", self.dram_bytes), ("tail_bytes", self.tail_bytes)] {
             if bytes < HOST_PAGE_BYTES || !bytes.is_multiple_of(HOST_PAGE_BYTES) {
                 return Err(format!(
-                    "`{name}` is {bytes}; it must be a multiple of {HOST_PAGE_BYTES} above zero"
+                    "`{name}` is {bytes}; it must be a multiple of {HOST_PAGE_BYTES} and above 0"
                 ));
             }
         }
         for (name, number) in [
-            ("lease_ms_max", self.lease_ms_max),
-            ("stop_timeout_ms", self.stop_timeout_ms),
+            ("lease_max_ms", self.lease_max_ms),
+            ("peer_stop_timeout_ms", self.peer_stop_timeout_ms),
             ("engine_stop_timeout_ms", self.engine_stop_timeout_ms),
             ("engines_max", self.engines_max.into()),
         ] {
             if number == 0 {
-                return Err(format!("`{name}` must be above zero"));
+                return Err(format!("`{name}` must be above 0"));
             }
         }
         if self.engines_max > ENGINES_MOST {
-            return Err(format!("`engines_max` must be {ENGINES_MOST} at most"));
+            return Err(format!("`engines_max` must be at most {ENGINES_MOST}"));
         }
-        self.replicas.check()?;
+        self.replication.check()?;
         self.routes.check()?;
         self.object_store.check()?;
         self.ssd.check()
@@ -487,9 +483,9 @@ mod tests {
         assert_eq!(ObjectStore::default().place(), Ok(None));
     }
 
-    fn with_replicas(change: impl FnOnce(&mut Replicas)) -> Config {
+    fn with_replicas(change: impl FnOnce(&mut Replication)) -> Config {
         let mut config = Config::default();
-        change(&mut config.replicas);
+        change(&mut config.replication);
         config
     }
 
@@ -514,21 +510,24 @@ mod tests {
     #[test]
     fn settings_that_cannot_work_are_refused_by_name() {
         assert_eq!(Config::default().check(), Ok(()));
-        let half = TransferTls { key: Some("key.pem".into()), ..TransferTls::default() };
+        let half = TransferTls { key_file: Some("key.pem".into()), ..TransferTls::default() };
         for (config, word) in [
             (Config { node_id: String::new(), ..Config::default() }, "node_id"),
-            (Config { arena_bytes: 0, ..Config::default() }, "arena_bytes"),
-            (Config { arena_bytes: 4097, ..Config::default() }, "arena_bytes"),
+            (Config { dram_bytes: 0, ..Config::default() }, "dram_bytes"),
+            (Config { dram_bytes: 4097, ..Config::default() }, "dram_bytes"),
             (Config { tail_bytes: 1, ..Config::default() }, "tail_bytes"),
             (Config { transfer_tls: half, ..Config::default() }, "transfer_tls"),
-            (Config { lease_ms_max: 0, ..Config::default() }, "lease_ms_max"),
+            (Config { lease_max_ms: 0, ..Config::default() }, "lease_max_ms"),
             (Config { engine_stop_timeout_ms: 0, ..Config::default() }, "engine_stop_timeout_ms"),
             (Config { engines_max: 0, ..Config::default() }, "engines_max"),
             (Config { engines_max: 65, ..Config::default() }, "engines_max"),
-            (with_replicas(|replicas| replicas.copies_max = 0), "copies_max"),
+            (with_replicas(|replicas| replicas.concurrent_copies_max = 0), "concurrent_copies_max"),
             (with_replicas(|replicas| replicas.peers = vec!["node".into()]), "peers"),
             (with_replicas(|replicas| replicas.peers = vec!["http://a:1".into()]), "peers"),
-            (with_routes(|routes| routes.flows_max = 0), "routes.flows_max"),
+            (
+                with_routes(|routes| routes.concurrent_messages_max = 0),
+                "routes.concurrent_messages_max",
+            ),
             (with_routes(|routes| routes.ranks = 0), "routes.ranks"),
             (with_routes(|routes| routes.ranks = 65), "routes.ranks"),
             (with_routes(|routes| routes.sessions_max = 2000), "routes.sessions_max"),
@@ -537,11 +536,14 @@ mod tests {
             (with_store(|store| store.url = Some("s3:///p".into())), "object_store.url"),
             (with_store(|store| store.url = Some("s3://b//p".into())), "object_store.url"),
             (with_store(|store| store.endpoint = Some("host:1".into())), "object_store.endpoint"),
-            (with_store(|store| store.requests_max = 1), "object_store.requests_max"),
-            (with_store(|store| store.timeout_ms = 0), "object_store.timeout_ms"),
+            (
+                with_store(|store| store.in_flight_requests_max = 1),
+                "object_store.in_flight_requests_max",
+            ),
+            (with_store(|store| store.read_timeout_ms = 0), "object_store.read_timeout_ms"),
             (with_store(|store| store.blocks_max = 0), "object_store.blocks_max"),
-            (with_ssd(|ssd| ssd.bytes = 1 << 20), "ssd.bytes"),
-            (with_ssd(|ssd| ssd.bytes += 1), "ssd.bytes"),
+            (with_ssd(|ssd| ssd.capacity_bytes = 1 << 20), "ssd.capacity_bytes"),
+            (with_ssd(|ssd| ssd.capacity_bytes += 1), "ssd.capacity_bytes"),
             (with_ssd(|ssd| ssd.segment_bytes = 4096), "ssd.segment_bytes"),
             (with_ssd(|ssd| ssd.context_percent = 101), "ssd.context_percent"),
             (with_ssd(|ssd| ssd.timeout_ms = 0), "ssd.timeout_ms"),

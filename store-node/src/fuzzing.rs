@@ -31,7 +31,7 @@ pub fn peer_message(bytes: &[u8]) -> bool {
         Heard::OfPush(message) => peer_message::to_bytes(*message),
         Heard::OfObjects(message) => (**message).clone().into_bytes(),
     };
-    let read = peer_message::from_bytes(&again).expect("what was written is read");
+    let read = peer_message::from_bytes(&again).expect("an encoded message decodes");
     assert_eq!(read, heard);
     true
 }
@@ -40,7 +40,7 @@ pub fn peer_message(bytes: &[u8]) -> bool {
 pub fn engine_message(record: &[u8]) -> bool {
     let Ok(message) = within(record.len(), || session::message(record)) else { return false };
     let again = v1::EngineToNode { message: Some(message) }.encode_to_vec();
-    let read = session::message(&again).expect("what was written is read");
+    let read = session::message(&again).expect("an encoded message decodes");
     assert_eq!(v1::EngineToNode { message: Some(read) }.encode_to_vec(), again);
     true
 }
@@ -51,7 +51,7 @@ pub fn client_message(record: &[u8]) -> bool {
         return false;
     };
     let again = v1::ClientToNode { request, message: Some(message) }.encode_to_vec();
-    let (request, read) = client::message(&again).expect("what was written is read");
+    let (request, read) = client::message(&again).expect("an encoded message decodes");
     assert_eq!(v1::ClientToNode { request, message: Some(read) }.encode_to_vec(), again);
     true
 }
@@ -101,13 +101,18 @@ fn layout() -> SlotLayout {
 }
 
 fn block() -> SsdBlock {
-    let until_unix_ms = 0x018b_cfe5_6800;
+    let expires_unix_ms = 0x018b_cfe5_6800;
     SsdBlock {
         key: BlockKey([1; 16]),
         namespace: Namespace([2; 16]),
         parent: Some(BlockKey([3; 16])),
-        class: Class::Context { tenant: Tenant(1), until_unix_ms },
-        mark: Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: Some(3), copies: 2 }),
+        class: Class::Context { tenant: Tenant(1), expires_unix_ms },
+        mark: Some(Mark {
+            tenant: Tenant(1),
+            expires_unix_ms,
+            created_unix_ms: Some(3),
+            copies: 2,
+        }),
         layout: 4,
         bytes: 0,
     }

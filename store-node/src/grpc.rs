@@ -109,10 +109,10 @@ impl StoreNode for NodeService {
         Ok(Response::new(Box::pin(ReceiverStream::new(events).map(Ok))))
     }
 
-    async fn keep_context(
+    async fn persist_context(
         &self,
-        request: Request<v1::KeepContextRequest>,
-    ) -> Result<Response<v1::KeepContextReply>, Status> {
+        request: Request<v1::PersistContextRequest>,
+    ) -> Result<Response<v1::PersistContextReply>, Status> {
         let request = request.into_inner();
         Ok(Response::new(self.node.ask(|reply| Command::KeepContext(request, reply)).await?))
     }
@@ -133,10 +133,10 @@ impl StoreNode for NodeService {
         Ok(Response::new(self.node.ask(|reply| Command::ListContexts(request, reply)).await?))
     }
 
-    async fn drop_context(
+    async fn delete_context(
         &self,
-        request: Request<v1::DropContextRequest>,
-    ) -> Result<Response<v1::DropContextReply>, Status> {
+        request: Request<v1::DeleteContextRequest>,
+    ) -> Result<Response<v1::DeleteContextReply>, Status> {
         let request = request.into_inner();
         Ok(Response::new(self.node.ask(|reply| Command::DropContext(request, reply)).await?))
     }

@@ -83,7 +83,7 @@ fn write_lines(file: File, lines: &Receiver<LayerLine>) {
             }
         };
         if let Err(error) = written {
-            tracing::error!(%error, "the layer log cannot be written; it ends here");
+            tracing::error!(%error, "cannot write the layer log; stopping it");
             return;
         }
     }

@@ -40,21 +40,21 @@ pub enum Error {
     /// A port, socket or file is not to be had.
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
-    /// The host has not that much memory: make `arena_bytes` smaller.
-    #[error("the memory for slots or tails is not to be had: {0}")]
+    /// The host has not that much memory: make `dram_bytes` smaller.
+    #[error("cannot allocate the memory for slots or tails: {0}")]
     Memory(#[source] kvasir_transfer::memory::MemoryError),
-    #[error("the transfer engine did not start: {0}")]
+    #[error("cannot start the transfer engine: {0}")]
     Transfer(#[from] kvasir_transfer::StartError),
-    #[error("the memory cannot be registered: {0}")]
+    #[error("cannot register the memory: {0}")]
     Register(#[from] kvasir_transfer::RegisterError),
-    #[error("routed queries cannot be answered: {0}")]
+    #[error("cannot serve routed queries: {0}")]
     Routes(#[from] kvasir_route::holder::HolderError),
-    #[error("the metrics cannot be registered: {0}")]
+    #[error("cannot register the metrics: {0}")]
     Metrics(#[from] prometheus::Error),
     /// A bug: the log says more.
-    #[error("the node's thread has ended before its time")]
+    #[error("the node's thread ended unexpectedly; see the log")]
     Ended,
     /// A bug: the log says more. Nothing can be moved any more; start the node anew.
-    #[error("the transfer engine has died: start the node anew")]
+    #[error("the transfer engine stopped; restart the node")]
     TransferEnded,
 }

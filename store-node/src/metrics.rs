@@ -9,7 +9,7 @@ use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, 
 pub(crate) struct Metrics {
     slots: IntGaugeVec,
     shares: IntGauge,
-    shares_ending: IntGauge,
+    shares_aborting: IntGauge,
     quarantine_oldest: Gauge,
     pins: IntGauge,
     core: IntCounterVec,
@@ -47,9 +47,14 @@ pub(crate) struct Metrics {
     pub bucket_errors: IntCounter,
     pub bucket_listed: IntGaugeVec,
     pub bucket_deletes: IntCounterVec,
-    bucket: IntGaugeVec,
-    ssd: IntGaugeVec,
+    bucket_blocks: IntGaugeVec,
+    bucket_bytes: IntGauge,
+    ssd_blocks: IntGaugeVec,
+    ssd_bytes: IntGaugeVec,
+    ssd_segments: IntGaugeVec,
+    ssd_operations: IntGaugeVec,
     ssd_log: IntCounterVec,
+    ssd_appended_bytes: IntCounter,
     pub layer_lines_dropped: IntCounter,
 }
 
@@ -80,127 +85,164 @@ impl Metrics {
             Ok::<_, prometheus::Error>(counters)
         };
         let quarantine_oldest = Gauge::new(
-            "kvasir_store_quarantine_oldest_seconds",
-            "Age of the oldest quarantine; alarm when it grows beyond a minute.",
+            "kvasir_store_quarantine_oldest_age_seconds",
+            "Time since the oldest aborting share was aborted; alert above 60 seconds.",
         )?;
         registry.register(Box::new(quarantine_oldest.clone()))?;
         let copies = IntCounterVec::new(
             Opts::new(
-                "kvasir_store_copies_total",
-                "Copies of chains to other nodes that ended, by their cause and outcome.",
+                "kvasir_store_replications_total",
+                "Finished copies of block chains to other nodes, by cause and outcome.",
             ),
             &["cause", "outcome"],
         )?;
         registry.register(Box::new(copies.clone()))?;
         Ok(Metrics {
             slots: gauges("slots", "Slots by state.", "state")?,
-            shares: gauge("shares", "Shares of transactions that are open or ending.")?,
-            shares_ending: gauge(
-                "shares_ending",
-                "Shares whose slots are quarantined until a writer or reader has stopped.",
+            shares: gauge("shares", "Shares of transactions that are open or aborting.")?,
+            shares_aborting: gauge(
+                "shares_aborting",
+                "Aborted shares whose slots are quarantined until their writers and readers have stopped.",
             )?,
             quarantine_oldest,
             pins: gauge("pins", "Pins on committed blocks.")?,
-            core: counters("core_events_total", "What the block core has counted.", "event")?,
+            core: counters(
+                "block_events_total",
+                "Events of blocks and transactions, by event.",
+                "event",
+            )?,
             pool_pages: gauges("pool_pages", "Pages of engines' own pools by state.", "state")?,
-            pool_copies: gauge("pool_copies", "Copies between engines' pools and slots.")?,
+            pool_copies: gauge(
+                "pool_copies",
+                "Copies in flight between engines' pools and slots.",
+            )?,
             pool_blocks: counters(
                 "pool_blocks_total",
-                "Blocks of engines' pools by what became of them.",
+                "Blocks of engines' pools, by event.",
                 "event",
             )?,
             pool_carries: gauges(
-                "pool_carries",
-                "Pages computed in engines' pools by the copy of their layers into slots that is under way or waits.",
+                "pool_staging_pages",
+                "Pages of engines' pools whose layers are copied to slots, by state.",
                 "state",
             )?,
             pool_layers: counters(
                 "pool_layers_total",
-                "Layers of pages computed in engines' pools that were copied into slots, copies that failed, and pages given up with their requests.",
+                "Layers copied from pools to slots, failed copies and cancelled pages, by event.",
                 "event",
             )?,
-            attach_epoch: gauge("attach_epoch", "Engines that have attached so far.")?,
-            engines: gauge("engines", "Engines that are attached.")?,
-            clients: gauge("clients", "Clients of objects.")?,
-            objects: counters(
-                "objects_total",
-                "Objects of clients by what became of them.",
-                "event",
-            )?,
-            subscribers: gauge("event_subscribers", "Subscribers of block events.")?,
-            writers: gauge("writers", "Nodes that have regions here to write to.")?,
-            tail_bytes: gauge("tail_bytes", "Bytes of the tail region that are taken.")?,
+            attach_epoch: gauge("attach_epoch", "Epoch of the latest engine attachment.")?,
+            engines: gauge("engines", "Attached engines.")?,
+            clients: gauge("object_clients", "Connected object clients.")?,
+            objects: counters("objects_total", "Objects of clients, by event.", "event")?,
+            subscribers: gauge("event_subscribers", "Connected subscribers of block events.")?,
+            writers: gauge("peer_writers", "Nodes that may write to this node.")?,
+            tail_bytes: gauge("tail_used_bytes", "Allocated bytes of the tail region.")?,
             expelled: counter(
-                "engines_expelled_total",
-                "Engines that were detached because they broke the protocol or did not stop.",
+                "engines_detached_total",
+                "Engines and object clients detached because of a protocol violation or a missed stop timeout.",
             )?,
-            hit_blocks: counter("hit_blocks_total", "Blocks asked for that were held here.")?,
-            asked_blocks: counter("asked_blocks_total", "Blocks asked for by allocations.")?,
-            pushes: counters("pushes_total", "Pushes that ended, by outcome.", "outcome")?,
-            pushed_bytes: counter("pushed_bytes_total", "Bytes of pages that landed elsewhere.")?,
-            fetches: counters("arrivals_total", "Pushes to this node, by outcome.", "outcome")?,
+            hit_blocks: counter(
+                "hit_blocks_total",
+                "Requested blocks of all allocations that the node held.",
+            )?,
+            asked_blocks: counter(
+                "requested_blocks_total",
+                "Prompt blocks of all allocations: prefill, decode and source.",
+            )?,
+            pushes: counters(
+                "pushes_total",
+                "Finished pushes to other nodes, by outcome.",
+                "outcome",
+            )?,
+            pushed_bytes: counter("pushed_bytes_total", "Bytes of pages pushed to other nodes.")?,
+            fetches: counters(
+                "received_pushes_total",
+                "Pushes to this node, by outcome.",
+                "outcome",
+            )?,
             corrupt_blocks: counter(
                 "corrupt_blocks_total",
-                "Stored blocks that failed their checksum and were dropped.",
+                "Blocks in memory whose checksum did not match.",
             )?,
-            bad_tails: counter("bad_tails_total", "Tails that arrived and could not be read.")?,
-            writers_cut: counter("writers_cut_off_total", "Lost nodes that were cut off.")?,
+            bad_tails: counter(
+                "invalid_tails_total",
+                "Received push tails that could not be decoded.",
+            )?,
+            writers_cut: counter(
+                "peer_writers_cut_off_total",
+                "Unreachable nodes that were cut off from writing to this node.",
+            )?,
             messages_dropped: counter(
                 "peer_messages_dropped_total",
-                "Messages of peers dropped because too many waited.",
+                "Messages of peers dropped because the queue was full.",
             )?,
             messages_refused: counter(
                 "peer_messages_refused_total",
-                "Messages of peers about pushes that are not theirs; they have no effect.",
+                "Messages of peers refused because they concern a push of another node.",
             )?,
-            draining: gauge("draining", "1 while the node is drained: it takes no new work.")?,
+            draining: gauge(
+                "draining",
+                "1 while the node is draining or drained and accepts no new work.",
+            )?,
             copies,
             contexts_short: gauge(
-                "contexts_short_of_copies",
-                "Contexts that were on fewer nodes than they are to be when it was last looked.",
+                "contexts_under_replicated",
+                "Contexts of this node with fewer replicas than requested, at the latest check.",
             )?,
-            ssd_usable: gauge("ssd_usable", "1 while blocks can be written to the SSD and read.")?,
+            ssd_usable: gauge(
+                "ssd_usable",
+                "1 while blocks can be written to and read from the SSD; 0 also without an SSD tier.",
+            )?,
             ssd_rotten: counter(
-                "ssd_rotten_total",
-                "Extents of the SSD that were not as they were written, and were dropped.",
+                "ssd_corrupt_extents_total",
+                "Extents of the SSD that were missing or failed their checksum, and were dropped.",
             )?,
-            ssd_errors: counter("ssd_errors_total", "Operations of the SSD that failed.")?,
+            ssd_errors: counter("ssd_errors_total", "Failed SSD operations.")?,
             bucket_usable: gauge(
                 "object_store_usable",
-                "1 while blocks can be sent to the object store and read from it.",
+                "1 while the object store answers; 0 also without an object store.",
             )?,
             bucket_wrong: counter(
-                "object_store_wrong_total",
-                "Objects that were missing or not as they were written.",
+                "object_store_invalid_objects_total",
+                "Objects that were missing or whose checksum did not match.",
             )?,
             bucket_errors: counter(
                 "object_store_errors_total",
-                "Requests to the object store that came to nothing.",
+                "Failed requests to the object store.",
             )?,
             bucket_listed: gauges(
-                "object_store_listed",
-                "Objects that the last list has found: blocks, those left out, those that are none of ours.",
-                "of",
+                "object_store_listed_objects",
+                "Objects of the latest listing: blocks, blocks beyond the limit and foreign names.",
+                "kind",
             )?,
             bucket_deletes: counters(
                 "object_store_deletes_total",
-                "Objects whose time was over, or that were replaced or removed, by outcome.",
+                "Deletions of expired, replaced or removed objects, by outcome.",
                 "outcome",
             )?,
-            bucket: gauges(
-                "object_store",
-                "What is known to be in the object store, and what is on its way there.",
-                "of",
+            bucket_blocks: gauges(
+                "object_store_blocks",
+                "Blocks in the object store and blocks that wait for an operation, by state.",
+                "state",
             )?,
-            ssd: gauges(
-                "ssd",
-                "What is on the SSD and on its way: blocks, bytes, segments.",
-                "of",
+            bucket_bytes: gauge("object_store_bytes", "Bytes of blocks in the object store.")?,
+            ssd_blocks: gauges("ssd_blocks", "Blocks on the SSD, by kind.", "kind")?,
+            ssd_bytes: gauges("ssd_bytes", "Bytes on the SSD, by kind.", "kind")?,
+            ssd_segments: gauges("ssd_segments", "Segments of the SSD log, by state.", "state")?,
+            ssd_operations: gauges(
+                "ssd_operations",
+                "SSD operations issued or queued, and appends that wait for a free segment, by state.",
+                "state",
             )?,
-            ssd_log: counters("ssd_log_total", "What the log of the SSD has counted.", "event")?,
+            ssd_log: counters("ssd_log_events_total", "Events of the SSD log, by event.", "event")?,
+            ssd_appended_bytes: counter(
+                "ssd_appended_bytes_total",
+                "Bytes appended to the SSD log.",
+            )?,
             layer_lines_dropped: counter(
                 "layer_log_lines_dropped_total",
-                "Lines of the layer log dropped because the disk did not keep up.",
+                "Lines of the layer log dropped because the disk was too slow.",
             )?,
         })
     }
@@ -210,17 +252,17 @@ impl Metrics {
         let states = [
             ("free", counts.free),
             ("allocated", counts.allocated),
-            ("rising", counts.rising),
+            ("promoting", counts.rising),
             ("committed", counts.committed),
             ("evictable", counts.evictable),
-            ("leaving", counts.leaving),
+            ("releasing", counts.leaving),
             ("quarantined", counts.quarantined),
         ];
         for (state, slots) in states {
             self.slots.with_label_values(&[state]).set(slots.into());
         }
         self.shares.set(counts.shares.into());
-        self.shares_ending.set(counts.aborting.into());
+        self.shares_aborting.set(counts.aborting.into());
         let age_ms = counts.aborting_since_ms.map_or(0, |since| now_ms.saturating_sub(since));
         self.quarantine_oldest.set(age_ms as f64 / 1e3);
         self.pins.set(counts.pins.into());
@@ -238,24 +280,24 @@ impl Metrics {
         }
         self.pool_copies.set(counts.pool_copies.into());
         let blocks = [
-            ("sunk", counts.pool_sunk_total),
-            ("sink_failed", counts.pool_sinks_failed_total),
-            ("dropped_unsunk", counts.pool_dropped_unsunk_total),
+            ("demoted", counts.pool_sunk_total),
+            ("demote_failed", counts.pool_sinks_failed_total),
+            ("dropped_not_demoted", counts.pool_dropped_unsunk_total),
             ("filled", counts.pool_filled_total),
-            ("unfilled", counts.pool_unfilled_total),
+            ("fill_failed", counts.pool_unfilled_total),
         ];
         for (event, count) in blocks {
             let counter = self.pool_blocks.with_label_values(&[event]);
             counter.inc_by(count.saturating_sub(counter.get()));
         }
-        let carries = [("under_way", counts.carries), ("waiting", counts.carries_waiting)];
+        let carries = [("in_flight", counts.carries), ("waiting", counts.carries_waiting)];
         for (state, pages) in carries {
             self.pool_carries.with_label_values(&[state]).set(pages.into());
         }
         let layers = [
-            ("carried", counts.layers_carried_total),
+            ("staged", counts.layers_carried_total),
             ("failed", counts.carries_failed_total),
-            ("given_up", counts.carries_given_up_total),
+            ("cancelled", counts.carries_given_up_total),
         ];
         for (event, count) in layers {
             let counter = self.pool_layers.with_label_values(&[event]);
@@ -266,16 +308,16 @@ impl Metrics {
             ("duplicate", counts.duplicates_total),
             ("evicted", counts.evicted_total),
             ("dropped", counts.dropped_total),
-            ("lease_over", counts.leases_over_total),
-            ("abort", counts.aborts_total),
+            ("lease_expired", counts.leases_over_total),
+            ("aborted", counts.aborts_total),
             ("refused_no_space", counts.refused_no_space_total),
-            ("tombstone_forgotten", counts.tombstones_forgotten_total),
-            ("finished_forgotten", counts.finished_forgotten_total),
-            ("sunk", counts.sunk_total),
-            ("sink_failed", counts.sinks_failed_total),
-            ("risen", counts.risen_total),
-            ("rise_failed", counts.rises_failed_total),
-            ("rise_late", counts.rises_late_total),
+            ("tombstone_expired", counts.tombstones_forgotten_total),
+            ("finished_expired", counts.finished_forgotten_total),
+            ("demoted", counts.sunk_total),
+            ("demote_failed", counts.sinks_failed_total),
+            ("promoted", counts.risen_total),
+            ("promote_failed", counts.rises_failed_total),
+            ("promote_timeout", counts.rises_late_total),
             ("ssd_evicted", counts.ssd_evicted_total),
             ("ssd_lost", counts.ssd_lost_total),
             ("context_expired", counts.context_expired_total),
@@ -284,36 +326,31 @@ impl Metrics {
             ("upload_refused", counts.uploads_refused_total),
             ("downloaded", counts.downloaded_total),
             ("download_failed", counts.downloads_failed_total),
-            ("download_late", counts.downloads_late_total),
+            ("download_timeout", counts.downloads_late_total),
             ("object_store_lost", counts.bucket_lost_total),
-            ("evicted_unsunk", counts.evicted_unsunk_total),
-            ("hint", counts.hints_total),
-            ("hint_refused", counts.hints_refused_total),
+            ("evicted_not_demoted", counts.evicted_unsunk_total),
+            ("prefetch_hint", counts.hints_total),
+            ("prefetch_hint_refused", counts.hints_refused_total),
             ("prefetched", counts.prefetched_total),
             ("prefetched_used", counts.prefetched_used_total),
             ("prefetched_unused", counts.prefetched_unused_total),
         ];
-        let tiers = [
-            ("blocks", u64::from(counts.ssd_blocks)),
-            ("bytes", counts.ssd_bytes),
-            ("context_blocks", counts.context_blocks.into()),
-            ("context_bytes", counts.context_bytes),
-            ("sinking", counts.sinking.into()),
-            ("rises_late", counts.rises_late.into()),
+        let ssd_blocks = [
+            ("all", counts.ssd_blocks.into()),
+            ("context", counts.context_blocks.into()),
+            ("demoting", counts.sinking.into()),
+            ("promote_timed_out", counts.rises_late.into()),
         ];
-        let bucket = [
-            ("blocks", u64::from(counts.bucket_blocks)),
-            ("bytes", counts.bucket_bytes),
+        set_all(&self.ssd_blocks, &ssd_blocks);
+        set_all(&self.ssd_bytes, &[("all", counts.ssd_bytes), ("context", counts.context_bytes)]);
+        let bucket_blocks = [
+            ("stored", counts.bucket_blocks.into()),
             ("uploading", counts.uploading.into()),
             ("waiting", counts.uploads_waiting.into()),
-            ("removing", counts.discarding.into()),
+            ("deleting", counts.discarding.into()),
         ];
-        for (of, value) in bucket {
-            self.bucket.with_label_values(&[of]).set(value as i64);
-        }
-        for (of, value) in tiers {
-            self.ssd.with_label_values(&[of]).set(value as i64);
-        }
+        set_all(&self.bucket_blocks, &bucket_blocks);
+        self.bucket_bytes.set(counts.bucket_bytes as i64);
         for (event, count) in events {
             let counter = self.core.with_label_values(&[event]);
             counter.inc_by(count.saturating_sub(counter.get()));
@@ -322,29 +359,36 @@ impl Metrics {
 
     /// Sets what mirrors the log of the SSD. `before` is what it last said; a log that was recovered begins at nothing.
     pub(crate) fn set_ssd_counts(&self, before: &LogCounts, counts: &LogCounts) {
-        let gauges = [
-            ("segments", counts.segments.into()),
-            ("segments_free", counts.segments_free.into()),
-            ("segments_withheld", counts.segments_withheld.into()),
-            ("live_bytes", counts.live_bytes),
-            ("buried_bytes", counts.buried_bytes),
-            ("operations", counts.operations),
-            ("waiting", counts.waiting),
+        let segments = [
+            ("all", counts.segments.into()),
+            ("free", counts.segments_free.into()),
+            ("withheld", counts.segments_withheld.into()),
         ];
-        for (of, value) in gauges {
-            self.ssd.with_label_values(&[of]).set(value as i64);
-        }
+        set_all(&self.ssd_segments, &segments);
+        set_all(
+            &self.ssd_bytes,
+            &[("live", counts.live_bytes), ("tombstone", counts.buried_bytes)],
+        );
+        let operations = [("in_flight", counts.operations), ("waiting", counts.waiting)];
+        set_all(&self.ssd_operations, &operations);
         let events = [
             ("appended", before.appended_total, counts.appended_total),
-            ("appended_bytes", before.appended_bytes_total, counts.appended_bytes_total),
             ("moved", before.moved_total, counts.moved_total),
-            ("cleaned_segments", before.cleaned_segments_total, counts.cleaned_segments_total),
-            ("rotten", before.rotten_total, counts.rotten_total),
-            ("disk_errors", before.disk_errors_total, counts.disk_errors_total),
+            ("segment_cleaned", before.cleaned_segments_total, counts.cleaned_segments_total),
+            ("corrupt", before.rotten_total, counts.rotten_total),
+            ("disk_error", before.disk_errors_total, counts.disk_errors_total),
         ];
         for (event, before, count) in events {
             self.ssd_log.with_label_values(&[event]).inc_by(count.saturating_sub(before));
         }
+        let appended = counts.appended_bytes_total.saturating_sub(before.appended_bytes_total);
+        self.ssd_appended_bytes.inc_by(appended);
+    }
+}
+
+fn set_all(gauges: &IntGaugeVec, values: &[(&str, u64)]) {
+    for (label, value) in values {
+        gauges.with_label_values(&[label]).set(*value as i64);
     }
 }
 

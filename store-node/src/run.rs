@@ -99,15 +99,16 @@ async fn start_node(config: Config) -> Result<Running, Error> {
     let failed = |what: String| move |source| Error::Io { what, source };
     let listener = TcpListener::bind(config.listen)
         .await
-        .map_err(failed(format!("`listen` {} is not to be had", config.listen)))?;
-    let address = listener.local_addr().map_err(failed("the port is not known".into()))?;
+        .map_err(failed(format!("cannot listen on `listen` {}", config.listen)))?;
+    let address =
+        listener.local_addr().map_err(failed("cannot read the address of the listener".into()))?;
     let sockets = AttachSockets::bind(&config.attach_dir)?;
 
     let registry = Registry::new();
     let route_registries = route_registries(config.routes.ranks)?;
     let metrics = Metrics::new(&registry)?;
     let (post, inbox) = inbox(metrics.messages_dropped.clone())
-        .map_err(failed("the node's doorbell cannot be made".into()))?;
+        .map_err(failed("cannot create the node's doorbell".into()))?;
     let parts = {
         let (config, post) = (config.clone(), post.clone());
         let registries = (registry.clone(), route_registries.clone());
@@ -119,7 +120,7 @@ async fn start_node(config: Config) -> Result<Running, Error> {
     };
     let (incarnation, pages) = (parts.incarnation, parts.arena.memory().pages());
     let pools = Arc::new(Pools {
-        bytes_max: config.pool_bytes_max,
+        bytes_max: config.engine_pool_bytes_max,
         given: Arc::default(),
         cuda_library: config.cuda_library.clone(),
         slots: Arc::new(Slots::new(Arc::clone(parts.arena.memory()))),
@@ -134,12 +135,12 @@ async fn start_node(config: Config) -> Result<Running, Error> {
             // Nobody may wait any more.
             let _ = end.send(());
         })
-        .map_err(failed("the node's thread cannot be started".into()))?;
+        .map_err(failed("cannot start the node's thread".into()))?;
 
     let (node, stop) = (NodeHandle::new(post), CancellationToken::new());
     let service = StoreNodeServer::new(NodeService::new(node.clone()))
         .max_decoding_message_size(MESSAGE_BYTES_MAX);
-    let admin = AdminServer::new(AdminService::new(node.clone(), config.admin));
+    let admin = AdminServer::new(AdminService::new(node.clone(), config.admin_access));
     let router = tonic::service::Routes::new(service)
         .add_service(admin)
         .add_service(RoutesServer::new(RoutesService::new(node.clone())))
@@ -163,7 +164,7 @@ async fn start_node(config: Config) -> Result<Running, Error> {
         vec![tokio::spawn(serving), tokio::spawn(sockets.serve(node.clone(), pools, stop.clone()))];
     tracing::info!(
         node = %config.node_id, %address, attach_dir = %config.attach_dir.display(),
-        arena_bytes = config.arena_bytes, arena = %pages, incarnation, "store node ready"
+        dram_bytes = config.dram_bytes, dram_pages = %pages, incarnation, "store node ready"
     );
     Ok(Running { address, node, ended, transfer_ended, servers, stop })
 }
@@ -221,15 +222,15 @@ fn make_parts(
     post: Post,
     inbox: Inbox,
 ) -> Result<Parts, Error> {
-    let layer_log = match &config.layer_log {
+    let layer_log = match &config.layer_log_file {
         Some(path) => {
             let started = LayerLog::start(path, metrics.layer_lines_dropped.clone());
-            let what = format!("`layer_log` {} cannot be written", path.display());
+            let what = format!("cannot write `layer_log_file` {}", path.display());
             Some(started.map_err(|source| Error::Io { what, source })?)
         }
         None => None,
     };
-    let arena = Arena::create(config.arena_bytes).map_err(Error::Memory)?;
+    let arena = Arena::create(config.dram_bytes).map_err(Error::Memory)?;
     let tail_bytes = usize::try_from(config.tail_bytes).unwrap_or(usize::MAX);
     let tails = SharedMemory::create("kvasir-tails", tail_bytes, Prefault::Yes);
     let tails = Arc::new(tails.map_err(Error::Memory)?);
@@ -240,19 +241,19 @@ fn make_parts(
     let (arena_region, _) = transfer.register(Arc::clone(arena.memory()))?;
     let mut blocks = Blocks::new(kvasir_blocks::Options {
         imm_seed: rand::random(),
-        lease_ms_max: config.lease_ms_max,
+        lease_max_ms: config.lease_max_ms,
         shares_max: SHARES_MAX,
-        eviction: config.eviction,
+        eviction: config.eviction_policy,
         ssd_timeout_ms: config.ssd.timeout_ms,
-        sink_ahead_percent: config.ssd.sink_ahead_percent,
+        demote_ahead_percent: config.ssd.demote_ahead_percent,
         prefetch_chains_max: config.ssd.prefetch_chains_max as usize,
-        prefetch_spares_ms: config.ssd.prefetch_spares_ms,
+        prefetch_protected_ms: config.ssd.prefetch_protected_ms,
         bucket: bucket_options(&config),
         replicas: ReplicaOptions {
-            copies_max: config.replicas.copies_max as usize,
-            hot_asks: config.replicas.hot_asks,
-            hot_pushes: config.replicas.hot_pushes as usize,
-            gone_after_ms: config.replicas.gone_after_ms,
+            concurrent_copies_max: config.replication.concurrent_copies_max as usize,
+            hot_requests_min: config.replication.hot_requests_min,
+            hot_pushes_min: config.replication.hot_pushes_min as usize,
+            node_lost_after_ms: config.replication.node_lost_after_ms,
             ..ReplicaOptions::default()
         },
         ..kvasir_blocks::Options::default()
@@ -262,9 +263,9 @@ fn make_parts(
     }
     let memories = Memories { slots: Arc::clone(arena.memory()), tails: Arc::clone(&tails) };
     let handle = NodeHandle::new(post.clone());
-    let (runtime, lease_ms_max) = (tokio::runtime::Handle::current(), config.lease_ms_max);
+    let (runtime, lease_max_ms) = (tokio::runtime::Handle::current(), config.lease_max_ms);
     let lookups = Sources::new(runtime.clone(), handle.clone());
-    let copier = Copier::new(runtime, handle, lease_ms_max);
+    let copier = Copier::new(runtime, handle, lease_max_ms);
     Ok(Parts {
         routing,
         copier,
@@ -287,10 +288,10 @@ fn make_parts(
     })
 }
 
-/// Of the transfer engines for queries, one for each rank: their metrics have the names of the other one's.
+/// Registries of the transfer engines for queries, one for each rank.
 fn route_registries(ranks: u32) -> Result<Vec<Registry>, prometheus::Error> {
     let label = |rank: u32| (ranks > 1).then(|| [("rank".into(), rank.to_string())].into());
-    (0..ranks).map(|rank| Registry::new_custom(Some("route".into()), label(rank))).collect()
+    (0..ranks).map(|rank| Registry::new_custom(None, label(rank))).collect()
 }
 
 /// Queries have a transfer engine of their own: they do not wait behind pages that are pushed.
@@ -306,12 +307,12 @@ fn start_routing(
     }
     let options = HolderOptions {
         name: format!("{}-routes", config.node_id),
-        preferred: if config.domain == Domain::Tcp { Domain::Tcp } else { Domain::Shm },
+        preferred: if config.transport == Domain::Tcp { Domain::Tcp } else { Domain::Shm },
         tcp_listen: Some(routes.listen),
         tcp_tls: config.transfer_tls.files().map_err(Error::Config)?,
         run_dir: Some(config.attach_dir.clone()),
-        throttle_bytes_per_s: config.throttle_bytes_per_s,
-        flows_max: routes.flows_max as usize,
+        send_bytes_per_s_max: config.send_bytes_per_s_max,
+        concurrent_messages_max: routes.concurrent_messages_max as usize,
         sessions_max: routes.sessions_max as usize,
         routes_max: routes.routes_max as usize,
         ring_bytes_max: routes.ring_bytes_max,
@@ -329,7 +330,7 @@ fn start_ssd(config: &Config, arena: &Arena, post: &Post) -> Result<Option<SsdTh
     let (post, slots) = (post.clone(), Arc::clone(arena.memory()));
     let started =
         SsdThread::start(config.ssd.clone(), slots, rand::random(), move |report| post.ssd(report));
-    let failed = |source| Error::Io { what: "the SSD's thread cannot be started".into(), source };
+    let failed = |source| Error::Io { what: "cannot start the SSD's thread".into(), source };
     Ok(Some(started.map_err(failed)?))
 }
 
@@ -344,9 +345,9 @@ fn bucket_options(config: &Config) -> BucketOptions {
         return BucketOptions::default();
     }
     BucketOptions {
-        uploads_max: store.requests_max as usize / 2,
-        upload_bytes_max: store.bytes_in_flight_max / 2,
-        timeout_ms: store.timeout_ms,
+        uploads_max: store.in_flight_requests_max as usize / 2,
+        upload_bytes_max: store.in_flight_bytes_max / 2,
+        timeout_ms: store.read_timeout_ms,
         blocks_max: store.blocks_max as usize,
         tenant_bytes_max: store.tenant_bytes_max,
         ..BucketOptions::default()
@@ -354,7 +355,9 @@ fn bucket_options(config: &Config) -> BucketOptions {
 }
 
 fn read_topology(file: &std::path::Path) -> Result<Topology, Error> {
-    let wrong = |why: String| Error::Config(format!("`topology` {}: {why}", file.display()));
+    let wrong = |why: String| {
+        Error::Config(format!("cannot use `topology_file` {}: {why}", file.display()))
+    };
     let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
     text.parse().map_err(|error: TopologyError| wrong(error.to_string()))
 }
@@ -374,19 +377,19 @@ fn start_transfer(
     };
     let transfer = TransferConfig {
         name: config.node_id.clone(),
-        preferred: config.domain,
+        preferred: config.transport,
         tcp_listen: Some(config.transfer_listen),
         tcp_tls: config.transfer_tls.files().map_err(Error::Config)?,
         run_dir: Some(config.attach_dir.clone()),
-        verbs: (config.domain == Domain::Verbs).then(|| config.verbs.clone()),
-        efa: (config.domain == Domain::Efa).then(|| config.efa.clone()),
-        topology: config.topology.as_deref().map(read_topology).transpose()?,
-        throttle_bytes_per_s: config.throttle_bytes_per_s,
+        verbs: (config.transport == Domain::Verbs).then(|| config.verbs.clone()),
+        efa: (config.transport == Domain::Efa).then(|| config.efa.clone()),
+        topology: config.topology_file.as_deref().map(read_topology).transpose()?,
+        send_bytes_per_s_max: config.send_bytes_per_s_max,
         verify: config.verify,
         operations_max: OPERATIONS_MAX,
         ..TransferConfig::default()
     };
-    if config.transfer_thread.is_the_nodes() {
+    if config.transfer_thread.is_shared() {
         let (transfer, driver) = TransferEngine::start_driven(transfer, handlers, registry)?;
         return Ok((transfer, Some(driver)));
     }
@@ -404,7 +407,7 @@ mod tests {
             listen: any_port,
             transfer_listen: any_port,
             attach_dir: attach_dir.to_owned(),
-            arena_bytes: 1 << 20,
+            dram_bytes: 1 << 20,
             tail_bytes: 1 << 20,
             ..Config::default()
         };

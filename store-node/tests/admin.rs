@@ -23,9 +23,9 @@ struct Administered {
 fn with_ssd(dir: &std::path::Path, config: &mut Config) {
     config.ssd = Ssd {
         dir: Some(dir.join("ssd")),
-        bytes: 8 << 20,
+        capacity_bytes: 8 << 20,
         segment_bytes: 256 << 10,
-        sink_ahead_percent: 0,
+        demote_ahead_percent: 0,
         ..Ssd::default()
     };
 }
@@ -68,17 +68,17 @@ impl Administered {
     }
 
     async fn keep(&mut self, prompt: &[u32]) -> Result<u32, tonic::Status> {
-        let request = v1::KeepContextRequest {
+        let request = v1::PersistContextRequest {
             namespace: namespace().0.to_vec(),
             keys: BlockKey::concat(&chain(prompt)),
             tenant: "tenant".into(),
             ttl_ms: 600_000,
-            ..v1::KeepContextRequest::default()
+            ..v1::PersistContextRequest::default()
         };
-        Ok(self.node.client.keep_context(request).await?.into_inner().kept_blocks)
+        Ok(self.node.client.persist_context(request).await?.into_inner().persisted_blocks)
     }
 
-    async fn contexts(&mut self) -> Vec<v1::KeptContext> {
+    async fn contexts(&mut self) -> Vec<v1::PersistedContext> {
         let request = v1::ListContextsRequest {
             tenant: "tenant".into(),
             ..v1::ListContextsRequest::default()
@@ -91,7 +91,7 @@ impl Administered {
     async fn list(&mut self, request: v1::ListRequest) -> Vec<v1::ListedBlock> {
         let (mut blocks, mut from) = (Vec::new(), Vec::new());
         loop {
-            let request = v1::ListRequest { from, ..request.clone() };
+            let request = v1::ListRequest { start_at: from, ..request.clone() };
             let page = self.admin.list(request).await.expect("a page").into_inner();
             blocks.extend(page.blocks);
             if page.next.is_empty() {
@@ -129,7 +129,7 @@ impl Administered {
         for key in chain(prompt) {
             let ours = self.inspect(key).await.expect("it is here").ssd.expect("on the SSD");
             let theirs = other.inspect(key).await.expect("it is there").ssd.expect("on the SSD");
-            let of = |copy: &v1::SsdCopy| (copy.block_class, copy.tenant, copy.until_unix_ms);
+            let of = |copy: &v1::SsdCopy| (copy.block_class, copy.tenant, copy.expires_unix_ms);
             assert_eq!(of(&ours), of(&theirs));
             assert_eq!(ours.block_class(), v1::BlockClass::Context);
         }
@@ -169,13 +169,13 @@ async fn blocks_are_listed_inspected_pinned_and_evicted() {
     let holders: Vec<_> = found.holders.into_iter().filter_map(|holder| holder.holder).collect();
     assert_eq!(holders, [v1::block_holder::Holder::Pin(pin.pin)]);
 
-    let what = v1::evict_request::What::Namespace(crate::common::namespace().0.to_vec());
-    let evict = v1::EvictRequest { what: Some(what) };
+    let what = v1::evict_request::Target::Namespace(crate::common::namespace().0.to_vec());
+    let evict = v1::EvictRequest { target: Some(what) };
     let evicted = node.admin.evict(evict.clone()).await.expect("evicted").into_inner();
-    assert_eq!((evicted.dram_blocks, evicted.pinned_blocks, evicted.kept_blocks), (2, 3, 2));
+    assert_eq!((evicted.dram_blocks, evicted.pinned_blocks, evicted.retained_blocks), (2, 3, 2));
     node.admin.unpin(v1::UnpinRequest { pin: pin.pin }).await.expect("unpinned");
     let evicted = node.admin.evict(evict).await.expect("evicted").into_inner();
-    assert_eq!((evicted.dram_blocks, evicted.pinned_blocks, evicted.kept_blocks), (3, 0, 2));
+    assert_eq!((evicted.dram_blocks, evicted.pinned_blocks, evicted.retained_blocks), (3, 0, 2));
     assert_eq!(node.inspect(last).await.expect_err("gone").code(), Code::NotFound);
     node.node.is_quiet().await;
 }
@@ -194,10 +194,10 @@ async fn what_administrators_ask_wrongly_is_refused_with_what_to_do() {
     assert_eq!(nobody, Some(Code::NotFound));
     let unpin = node.admin.unpin(v1::UnpinRequest { pin: 7 }).await.map_err(code).err();
     assert_eq!(unpin, Some(Code::NotFound));
-    let evict = node.admin.evict(v1::EvictRequest { what: None }).await.map_err(code).err();
+    let evict = node.admin.evict(v1::EvictRequest { target: None }).await.map_err(code).err();
     assert_eq!(evict, Some(Code::InvalidArgument));
     for wrong in [
-        v1::ListRequest { from: vec![2; 5], ..v1::ListRequest::default() },
+        v1::ListRequest { start_at: vec![2; 5], ..v1::ListRequest::default() },
         v1::ListRequest { blocks_max: 10_001, ..v1::ListRequest::default() },
         v1::ListRequest { tier: 9, ..v1::ListRequest::default() },
         v1::ListRequest { namespace: vec![1], ..v1::ListRequest::default() },
@@ -212,12 +212,14 @@ async fn what_administrators_ask_wrongly_is_refused_with_what_to_do() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_is_nobody_is_not_answered() {
-    let node = TestNode::start_with(Domain::Shm, |config| config.admin = AdminAccess::Nobody).await;
+    let node =
+        TestNode::start_with(Domain::Shm, |config| config.admin_access = AdminAccess::Disabled)
+            .await;
     let mut admin =
         AdminClient::connect(format!("http://{}", node.address())).await.expect("there");
     let refused = admin.status(v1::AdminStatusRequest {}).await.expect_err("refused");
     assert_eq!(refused.code(), Code::PermissionDenied);
-    let refused = admin.stop_drain(v1::StopDrainRequest {}).await.expect_err("refused");
+    let refused = admin.cancel_drain(v1::CancelDrainRequest {}).await.expect_err("refused");
     assert_eq!(refused.code(), Code::PermissionDenied);
     let copy = v1::ReplicateBlockRequest { key: vec![1; 16], target: "127.0.0.1:1".into() };
     let refused = admin.replicate(copy).await.expect_err("refused");
@@ -297,8 +299,8 @@ async fn an_administrator_copies_a_chain_by_its_last_block_from_memory_and_from_
     from.fill(&other).await;
     assert_eq!(from.keep(&stored).await.expect("kept"), 4);
     // Of that chain the SSD alone has something.
-    let what = v1::evict_request::What::Key(chain(&stored)[0].0.to_vec());
-    from.admin.evict(v1::EvictRequest { what: Some(what) }).await.expect("evicted");
+    let what = v1::evict_request::Target::Key(chain(&stored)[0].0.to_vec());
+    from.admin.evict(v1::EvictRequest { target: Some(what) }).await.expect("evicted");
     assert_eq!(from.node.blocks(&chain(&stored)).await.len(), 0);
 
     let target = to.node.address().to_string();
@@ -343,8 +345,8 @@ async fn a_drained_node_has_moved_what_it_had_promised_and_what_is_hot() {
     let contexts = from.contexts().await;
     assert_eq!(contexts.len(), 2);
     // Of the kept chain only the SSD has something any more.
-    let what = v1::evict_request::What::Key(chain(&kept)[0].0.to_vec());
-    from.admin.evict(v1::EvictRequest { what: Some(what) }).await.expect("evicted");
+    let what = v1::evict_request::Target::Key(chain(&kept)[0].0.to_vec());
+    from.admin.evict(v1::EvictRequest { target: Some(what) }).await.expect("evicted");
     assert_eq!(from.node.blocks(&chain(&kept)).await.len(), 0);
 
     // Somebody is at work meanwhile.
@@ -361,13 +363,13 @@ async fn a_drained_node_has_moved_what_it_had_promised_and_what_is_hot() {
     assert_eq!(from.keep(&hot).await.expect_err("it drains").code(), Code::FailedPrecondition);
     until("all has moved", async || {
         let status = from.status().await;
-        (status.kept_chains_left + status.hot_chains_left == 0).then_some(())
+        (status.context_chains_left + status.hot_chains_left == 0).then_some(())
     })
     .await;
     assert!(!from.status().await.drained, "a share is open");
     from.engine.release(busy);
     let status = from.drained().await;
-    assert_eq!((status.kept_chains_moved, status.hot_chains_failed), (2, 0), "{status:?}");
+    assert_eq!((status.context_chains_moved, status.hot_chains_failed), (2, 0), "{status:?}");
     from.keeps_like(&mut to, &kept).await;
     assert_eq!(to.contexts().await, contexts);
     let slots: Vec<u32> =
@@ -378,7 +380,7 @@ async fn a_drained_node_has_moved_what_it_had_promised_and_what_is_hot() {
     to.engine.holds(&kept, &slots, 0..9);
     to.node.is_quiet().await;
 
-    let stopped = from.admin.stop_drain(v1::StopDrainRequest {}).await.expect("stopped");
+    let stopped = from.admin.cancel_drain(v1::CancelDrainRequest {}).await.expect("stopped");
     assert!(!stopped.into_inner().draining);
     assert_eq!(from.node.get("/readyz").await.0, 200);
     let more = prompt(4, BLOCK_TOKENS);
@@ -397,14 +399,14 @@ async fn a_drain_waits_for_a_node_that_can_keep_and_says_so() {
         until(what, async || {
             let status = from.status().await;
             assert!(!status.drained, "{status:?}");
-            status.waits_for.contains(what).then_some(())
+            status.waiting_for.contains(what).then_some(())
         })
         .await;
     };
     from.drain(&[], 0).await;
     says(&mut from, "no other node is known").await;
     from.drain(&[&without.node], 0).await;
-    says(&mut from, "has an SSD").await;
+    says(&mut from, "has a usable SSD").await;
     let mut to = Administered::start(dirs[1].path()).await;
     from.drain(&[&without.node, &to.node], 0).await;
     from.drained().await;
@@ -423,7 +425,7 @@ async fn a_drain_that_either_side_interrupted_is_done_again() {
     }
     from.drain(&[&to.node], 0).await;
     until("something has moved", async || {
-        (from.status().await.kept_chains_moved > 0).then_some(())
+        (from.status().await.context_chains_moved > 0).then_some(())
     })
     .await;
     // The one goes in the middle of it, and comes back with its disk.
@@ -439,7 +441,7 @@ async fn a_drain_that_either_side_interrupted_is_done_again() {
     assert!(!from.status().await.draining);
     from.drain(&[&to.node], 0).await;
     let status = from.drained().await;
-    assert_eq!(status.kept_chains_moved, 4);
+    assert_eq!(status.context_chains_moved, 4);
     for kept in &chains {
         from.keeps_like(&mut to, kept).await;
     }

@@ -51,7 +51,7 @@ impl Pair {
         let decode = self.decode.allocate(request).await.expect("room");
         self.prefill.push(P(serial), decode.targets).await.expect("armed");
         let bound = self.computes.engine.bind(P(serial)).await;
-        held.held_blocks..bound.slots.len() as u32
+        held.cached_blocks..bound.slots.len() as u32
     }
 
     /// The decode side has all of the prompt, and lets go.
@@ -70,7 +70,7 @@ impl Pair {
     async fn is_quiet(&self) {
         self.prefill.is_quiet().await;
         self.decode.is_quiet().await;
-        let left = "pool_carries{state=\"under_way\"}";
+        let left = "pool_staging_pages{state=\"in_flight\"}";
         assert_eq!(self.prefill.metric(left).await, 0.0);
     }
 }
@@ -95,7 +95,7 @@ async fn each_layer_is_pushed_while_the_next_one_is_computed(domain: Domain) {
     pair.decode.has_blocks(&chain(&prompt)).await;
     pair.computes.drop_pages(1, 5..9).await;
     pair.is_quiet().await;
-    pair.prefill.shows("pool_layers_total{event=\"carried\"}", 16.0).await;
+    pair.prefill.shows("pool_layers_total{event=\"staged\"}", 16.0).await;
     pair.prefill.shows("pool_pages{state=\"computed\"}", 0.0).await;
     // The next prompt that begins alike finds them.
     let longer: Vec<u32> =
@@ -164,7 +164,7 @@ async fn pages_are_held_when_they_are_computed_and_copied_once() {
     pair.decoded(1, &prompt, b"tail").await;
     pair.prefill.has_blocks(&chain(&prompt)).await;
     pair.is_quiet().await;
-    assert_eq!(pair.prefill.metric("pool_blocks_total{event=\"sunk\"}").await, 0.0);
+    assert_eq!(pair.prefill.metric("pool_blocks_total{event=\"demoted\"}").await, 0.0);
     pair.prefill.shows("pool_pages{state=\"held\"}", 3.0).await;
     pair.computes.drop_pages(1, 4..7).await;
 }
@@ -241,12 +241,12 @@ async fn a_cancelled_prefill_has_its_slots_in_quarantine_until_its_copies_have_e
     pair.computes.engine.attachment.progress(step, LAYERS);
     pair.computes.engine.release(P(1));
     pair.computes.ask_drop(1, 4..7);
-    pair.prefill.shows("shares_ending", 1.0).await;
+    pair.prefill.shows("shares_aborting", 1.0).await;
     pair.prefill.shows("slots{state=\"quarantined\"}", 3.0).await;
     gpu.set_copies_held(false);
     pair.computes.dropped(1).await;
     pair.is_quiet().await;
-    assert_eq!(pair.prefill.metric("pool_layers_total{event=\"carried\"}").await, 0.0);
+    assert_eq!(pair.prefill.metric("pool_layers_total{event=\"staged\"}").await, 0.0);
     assert_eq!(pair.prefill.blocks(&chain(&prompt)).await.len(), 0);
     // The engine goes on with another request.
     pair.begin(2, &prompt).await;
@@ -270,7 +270,7 @@ async fn an_engine_that_leaves_while_a_copy_reads_its_pool_is_waited_for_by_nobo
     until("a copy is under way", async || gpu.holds_copies().then_some(())).await;
     let Pair { prefill, mut decode, computes, decodes } = pair;
     drop(computes);
-    prefill.shows("shares_ending", 1.0).await;
+    prefill.shows("shares_aborting", 1.0).await;
     prefill.shows("slots{state=\"quarantined\"}", 3.0).await;
     gpu.set_copies_held(false);
     prefill.is_quiet().await;
@@ -289,7 +289,7 @@ async fn a_gpu_that_fails_to_copy_costs_the_request_and_no_more() {
     gpu.set_copies_fail(true);
     pair.computes.compute(P(1), &prompt, 0..2, 0);
     let reason = pair.computes.engine.stopped(P(1)).await;
-    assert_eq!(reason, "what was computed could not be copied from the engine's pool");
+    assert_eq!(reason, "cannot copy the computed pages from the engine's pool");
     pair.computes.engine.release(P(1));
     gpu.set_copies_fail(false);
     pair.computes.drop_pages(1, 0..2).await;

@@ -30,7 +30,7 @@ impl Keeper {
         let node = TestNode::start_with(Domain::Shm, |config| {
             config.ssd.dir = Some(dir);
             config.ssd.segment_bytes = SEGMENT_BYTES;
-            config.ssd.bytes = 64 * SEGMENT_BYTES + 8192;
+            config.ssd.capacity_bytes = 64 * SEGMENT_BYTES + 8192;
             config.ssd.tenant_bytes_max = tenant_blocks_max * EXTENT_BYTES;
         });
         let mut node = node.await;
@@ -63,43 +63,47 @@ impl Keeper {
         bound.cached_tokens
     }
 
-    async fn keep(&mut self, prompt: &[u32], ttl_ms: u64) -> Result<v1::KeepContextReply, Code> {
-        let request = v1::KeepContextRequest {
+    async fn keep(&mut self, prompt: &[u32], ttl_ms: u64) -> Result<v1::PersistContextReply, Code> {
+        let request = v1::PersistContextRequest {
             namespace: namespace().0.to_vec(),
             keys: BlockKey::concat(&chain(prompt)),
             tenant: "tenant".into(),
             ttl_ms,
-            ..v1::KeepContextRequest::default()
+            ..v1::PersistContextRequest::default()
         };
         self.keep_as(request).await
     }
 
     async fn keep_as(
         &mut self,
-        request: v1::KeepContextRequest,
-    ) -> Result<v1::KeepContextReply, Code> {
-        let kept = self.node.client.keep_context(request).await;
+        request: v1::PersistContextRequest,
+    ) -> Result<v1::PersistContextReply, Code> {
+        let kept = self.node.client.persist_context(request).await;
         kept.map(tonic::Response::into_inner).map_err(|status| status.code())
     }
 
-    async fn extend(&mut self, prompt: &[u32], ttl_ms: u64) -> Result<v1::KeepContextReply, Code> {
-        let request = v1::KeepContextRequest {
+    async fn extend(
+        &mut self,
+        prompt: &[u32],
+        ttl_ms: u64,
+    ) -> Result<v1::PersistContextReply, Code> {
+        let request = v1::PersistContextRequest {
             namespace: namespace().0.to_vec(),
             last_key: last(prompt),
             tenant: "tenant".into(),
             ttl_ms,
-            ..v1::KeepContextRequest::default()
+            ..v1::PersistContextRequest::default()
         };
         self.keep_as(request).await
     }
 
-    async fn drop_context(&mut self, tenant: &str, prompt: &[u32]) -> Result<(), Code> {
-        let request = v1::DropContextRequest {
+    async fn delete_context(&mut self, tenant: &str, prompt: &[u32]) -> Result<(), Code> {
+        let request = v1::DeleteContextRequest {
             tenant: tenant.into(),
             namespace: namespace().0.to_vec(),
             last_key: last(prompt),
         };
-        let dropped = self.node.client.drop_context(request).await;
+        let dropped = self.node.client.delete_context(request).await;
         dropped.map(|_| ()).map_err(|status| status.code())
     }
 
@@ -110,7 +114,7 @@ impl Keeper {
         from: &[u8],
     ) -> Result<v1::ListContextsReply, Code> {
         let (tenant, from) = (tenant.to_owned(), from.to_vec());
-        let request = v1::ListContextsRequest { tenant, contexts_max, from };
+        let request = v1::ListContextsRequest { tenant, contexts_max, start_at: from };
         let page = self.node.client.list_contexts(request).await;
         page.map(tonic::Response::into_inner).map_err(|status| status.code())
     }
@@ -124,7 +128,7 @@ impl Keeper {
 
     /// So many blocks are of the context class.
     async fn keeps(&self, blocks: f64) {
-        self.node.shows("ssd{of=\"context_blocks\"}", blocks).await;
+        self.node.shows("ssd_blocks{kind=\"context\"}", blocks).await;
     }
 }
 
@@ -145,8 +149,8 @@ async fn the_shorter_context_stays_when_the_longer_one_is_dropped_also_after_res
     let mut keeper = Keeper::start(dir.path(), 1_000).await;
     let (long, short) = long_and_short();
     keeper.prefill(&long).await;
-    assert_eq!(keeper.keep(&long, 600_000).await.map(|kept| kept.kept_blocks), Ok(5));
-    assert_eq!(keeper.keep(&short, 300_000).await.map(|kept| kept.kept_blocks), Ok(2));
+    assert_eq!(keeper.keep(&long, 600_000).await.map(|kept| kept.persisted_blocks), Ok(5));
+    assert_eq!(keeper.keep(&short, 300_000).await.map(|kept| kept.persisted_blocks), Ok(2));
     let mut both = vec![(last(&long), 5), (last(&short), 2)];
     both.sort();
     assert_eq!(keeper.list().await, both);
@@ -154,9 +158,9 @@ async fn the_shorter_context_stays_when_the_longer_one_is_dropped_also_after_res
     let mut keeper = keeper.restart(dir.path()).await;
     assert_eq!(keeper.list().await, both);
     keeper.keeps(5.0).await;
-    assert_eq!(keeper.drop_context("tenant", &long).await, Ok(()));
+    assert_eq!(keeper.delete_context("tenant", &long).await, Ok(()));
     keeper.keeps(2.0).await;
-    assert_eq!(keeper.drop_context("tenant", &long).await, Err(Code::NotFound));
+    assert_eq!(keeper.delete_context("tenant", &long).await, Err(Code::NotFound));
 
     let mut keeper = keeper.restart(dir.path()).await;
     assert_eq!(keeper.list().await, [(last(&short), 2)]);
@@ -174,7 +178,7 @@ async fn the_longer_context_stays_when_the_shorter_one_is_dropped_also_after_a_r
     keeper.prefill(&long).await;
     keeper.keep(&short, 600_000).await.expect("kept");
     keeper.keep(&long, 300_000).await.expect("kept");
-    assert_eq!(keeper.drop_context("tenant", &short).await, Ok(()));
+    assert_eq!(keeper.delete_context("tenant", &short).await, Ok(()));
     let mut keeper = keeper.restart(dir.path()).await;
     assert_eq!(keeper.list().await, [(last(&long), 5)]);
     keeper.keeps(5.0).await;
@@ -186,20 +190,20 @@ async fn a_chain_is_kept_whole_or_not_at_all_where_that_is_asked() {
     let mut keeper = Keeper::start(dir.path(), 1_000).await;
     let (long, short) = long_and_short();
     keeper.prefill(&short).await;
-    let whole = |prompt: &[u32]| v1::KeepContextRequest {
+    let whole = |prompt: &[u32]| v1::PersistContextRequest {
         namespace: namespace().0.to_vec(),
         keys: BlockKey::concat(&chain(prompt)),
         tenant: "tenant".into(),
         ttl_ms: 600_000,
         whole: true,
-        ..v1::KeepContextRequest::default()
+        ..v1::PersistContextRequest::default()
     };
     assert_eq!(keeper.keep_as(whole(&long)).await, Err(Code::NotFound));
     assert_eq!(keeper.list().await, []);
-    assert_eq!(keeper.keep_as(whole(&short)).await.map(|kept| kept.kept_blocks), Ok(2));
-    assert_eq!(keeper.keep(&long, 600_000).await.map(|kept| kept.kept_blocks), Ok(2));
+    assert_eq!(keeper.keep_as(whole(&short)).await.map(|kept| kept.persisted_blocks), Ok(2));
+    assert_eq!(keeper.keep(&long, 600_000).await.map(|kept| kept.persisted_blocks), Ok(2));
     keeper.prefill(&long).await;
-    assert_eq!(keeper.keep_as(whole(&long)).await.map(|kept| kept.kept_blocks), Ok(5));
+    assert_eq!(keeper.keep_as(whole(&long)).await.map(|kept| kept.persisted_blocks), Ok(5));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -208,17 +212,17 @@ async fn what_another_node_has_promised_is_not_promised_again_when_it_is_over() 
     let mut keeper = Keeper::start(dir.path(), 1_000).await;
     let (long, _) = long_and_short();
     keeper.prefill(&long).await;
-    let promised = |until_unix_ms: u64| v1::KeepContextRequest {
+    let promised = |expires_unix_ms: u64| v1::PersistContextRequest {
         namespace: namespace().0.to_vec(),
         keys: BlockKey::concat(&chain(&long)),
         tenant_hash: 7,
-        until_unix_ms,
-        since_unix_ms: 1,
-        ..v1::KeepContextRequest::default()
+        expires_unix_ms,
+        created_unix_ms: 1,
+        ..v1::PersistContextRequest::default()
     };
     assert_eq!(keeper.keep_as(promised(1_000)).await, Err(Code::FailedPrecondition));
     let late = u64::MAX / 2;
-    assert_eq!(keeper.keep_as(promised(late)).await.map(|kept| kept.until_unix_ms), Ok(late));
+    assert_eq!(keeper.keep_as(promised(late)).await.map(|kept| kept.expires_unix_ms), Ok(late));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -228,15 +232,15 @@ async fn a_context_gets_another_time_and_is_over_when_that_is() {
     let (long, short) = long_and_short();
     keeper.prefill(&long).await;
     let first = keeper.keep(&long, 600_000).await.expect("kept");
-    assert!(first.since_unix_ms > 0 && first.until_unix_ms > first.since_unix_ms);
+    assert!(first.created_unix_ms > 0 && first.expires_unix_ms > first.created_unix_ms);
     let again = keeper.keep(&long, 1_000).await.expect("it is kept");
     assert_eq!(again, first, "never for less long, and since when it was");
     let longer = keeper.extend(&long, 900_000).await.expect("it is there");
-    assert!(longer.until_unix_ms > first.until_unix_ms);
-    assert_eq!((longer.kept_blocks, longer.since_unix_ms), (5, first.since_unix_ms));
+    assert!(longer.expires_unix_ms > first.expires_unix_ms);
+    assert_eq!((longer.persisted_blocks, longer.created_unix_ms), (5, first.created_unix_ms));
     assert_eq!(keeper.extend(&short, 1_000).await, Err(Code::NotFound));
     let shorter = keeper.extend(&long, 50).await.expect("it is there");
-    assert!(shorter.until_unix_ms < first.until_unix_ms);
+    assert!(shorter.expires_unix_ms < first.expires_unix_ms);
     until("its time is over", async || keeper.list().await.is_empty().then_some(())).await;
     keeper.keeps(0.0).await;
     assert_eq!(keeper.extend(&long, 1_000).await, Err(Code::NotFound));
@@ -252,9 +256,9 @@ async fn a_drop_frees_the_quota_of_its_tenant() {
     keeper.prefill(&other).await;
     keeper.keep(&long, 600_000).await.expect("kept");
     assert_eq!(keeper.keep(&other, 600_000).await, Err(Code::ResourceExhausted));
-    assert_eq!(keeper.drop_context("another", &long).await, Err(Code::NotFound));
-    assert_eq!(keeper.drop_context("tenant", &long).await, Ok(()));
-    assert_eq!(keeper.keep(&other, 600_000).await.map(|kept| kept.kept_blocks), Ok(4));
+    assert_eq!(keeper.delete_context("another", &long).await, Err(Code::NotFound));
+    assert_eq!(keeper.delete_context("tenant", &long).await, Ok(()));
+    assert_eq!(keeper.keep(&other, 600_000).await.map(|kept| kept.persisted_blocks), Ok(4));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -274,7 +278,7 @@ async fn contexts_are_listed_page_by_page_in_the_order_of_their_keys() {
         loop {
             let page = keeper.page("tenant", contexts_max, &from).await.expect("a page");
             assert!(page.contexts.len() <= contexts_max as usize);
-            let is_ours = |context: &v1::KeptContext| context.namespace == namespace().0;
+            let is_ours = |context: &v1::PersistedContext| context.namespace == namespace().0;
             assert!(page.contexts.iter().all(is_ours));
             got.extend(page.contexts.into_iter().map(|context| context.last_key));
             from = page.next;
@@ -298,22 +302,22 @@ async fn what_cannot_be_right_is_refused() {
         let page = keeper.page(tenant, contexts_max, &from).await;
         assert_eq!(page, Err(Code::InvalidArgument), "{tenant} {contexts_max} {from:?}");
     }
-    assert_eq!(keeper.drop_context("", &long).await, Err(Code::InvalidArgument));
+    assert_eq!(keeper.delete_context("", &long).await, Err(Code::InvalidArgument));
     assert_eq!(keeper.extend(&long, 0).await, Err(Code::InvalidArgument));
-    let good = v1::KeepContextRequest {
+    let good = v1::PersistContextRequest {
         namespace: namespace().0.to_vec(),
         last_key: last(&long),
         tenant: "tenant".into(),
         ttl_ms: 1_000,
-        ..v1::KeepContextRequest::default()
+        ..v1::PersistContextRequest::default()
     };
     let keys = BlockKey::concat(&chain(&long));
     let wrong = [
-        v1::KeepContextRequest { keys: keys.clone(), ..good.clone() },
-        v1::KeepContextRequest { last_key: vec![7; 15], ..good.clone() },
-        v1::KeepContextRequest { last_key: keys, ..good.clone() },
-        v1::KeepContextRequest { namespace: Vec::new(), ..good.clone() },
-        v1::KeepContextRequest { tenant: String::new(), ..good },
+        v1::PersistContextRequest { keys: keys.clone(), ..good.clone() },
+        v1::PersistContextRequest { last_key: vec![7; 15], ..good.clone() },
+        v1::PersistContextRequest { last_key: keys, ..good.clone() },
+        v1::PersistContextRequest { namespace: Vec::new(), ..good.clone() },
+        v1::PersistContextRequest { tenant: String::new(), ..good },
     ];
     for request in wrong {
         assert_eq!(
@@ -331,6 +335,6 @@ async fn a_node_that_keeps_nothing_lists_nothing() {
     let mut without = Keeper { node, engine, serial: 0 };
     let (long, _) = long_and_short();
     assert_eq!(without.list().await, []);
-    assert_eq!(without.drop_context("tenant", &long).await, Err(Code::NotFound));
+    assert_eq!(without.delete_context("tenant", &long).await, Err(Code::NotFound));
     assert_eq!(without.extend(&long, 1_000).await, Err(Code::NotFound));
 }

@@ -136,7 +136,7 @@ async fn a_lease_that_runs_out_stops_the_engines_and_leaves_nothing() {
             assert!(pair.decode_engine.stopped(D(serial)).await.contains("lease"));
             // Until the engine says so, it may still write.
             until("a quarantine", async || {
-                (pair.prefill.metric("shares_ending").await > 0.0).then_some(())
+                (pair.prefill.metric("shares_aborting").await > 0.0).then_some(())
             })
             .await;
             pair.prefill_engine.release(P(serial));
@@ -154,8 +154,8 @@ async fn the_decode_engine_keeps_its_lease_by_being_alive() {
     let started = std::time::Instant::now();
     while started.elapsed().as_millis() < 1600 {
         let alive = v1::TxShareRef { tx: Some(tx(1).into()), side: Side::Decode.to_wire() };
-        let alive = v1::Alive { shares: vec![alive] };
-        pair.decode_engine.send(v1::engine_to_node::Message::Alive(alive));
+        let alive = v1::KeepAlive { shares: vec![alive] };
+        pair.decode_engine.send(v1::engine_to_node::Message::KeepAlive(alive));
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     assert_eq!(pair.decode_engine.unasked(), [], "the lease is long over without the renewals");
@@ -175,7 +175,7 @@ async fn a_writer_that_is_gone_is_cut_off_and_its_slots_come_free() {
         decode_engine.stopped(D(1)).await;
         decode_engine.release(D(1));
         decode.is_quiet().await;
-        assert_eq!(decode.metric("writers_cut_off_total").await, 1.0, "{domain:?}");
+        assert_eq!(decode.metric("peer_writers_cut_off_total").await, 1.0, "{domain:?}");
     }
 }
 
@@ -256,7 +256,7 @@ async fn tails_take_as_much_room_as_their_shares_need() {
         pair.decode.allocate(request).await.expect("room");
     }
     // Checksums of one page and what its engine may say: nine granules, where 1 MiB has 1,024.
-    pair.decode.shows("tail_bytes", SHARES as f64 * 9.0 * 1024.0).await;
+    pair.decode.shows("tail_used_bytes", SHARES as f64 * 9.0 * 1024.0).await;
     for serial in 1..=SHARES {
         pair.decode.abort(D(serial)).await;
     }
@@ -268,7 +268,7 @@ async fn tails_take_as_much_room_as_their_shares_need() {
         ..allocate(P(99), &pair.prompt)
     };
     pair.decode.allocate(request).await.expect("room");
-    pair.decode.shows("tail_bytes", 1024.0).await;
+    pair.decode.shows("tail_used_bytes", 1024.0).await;
     pair.decode.abort(P(99)).await;
     pair.is_quiet().await;
 }
@@ -279,7 +279,7 @@ async fn a_push_under_way_stops_in_the_middle() {
         [(Domain::Shm, 30_000), (Domain::Tcp, 30_000), (Domain::Shm, 1_500), (Domain::Tcp, 1_500)]
     {
         let by_its_lease = lease_ms < 30_000;
-        let slow = |config: &mut Config| config.throttle_bytes_per_s = 4096;
+        let slow = |config: &mut Config| config.send_bytes_per_s_max = 4096;
         let prefill = TestNode::start_with(domain, slow).await;
         let decode = TestNode::start(domain).await;
         let prefill_engine = FakeEngine::attach(&prefill).await;
@@ -299,7 +299,7 @@ async fn a_push_under_way_stops_in_the_middle() {
         pair.decode_engine.stopped(D(1)).await;
         pair.decode_engine.release(D(1));
         pair.decode.is_quiet().await;
-        assert_eq!(pair.decode.metric("writers_cut_off_total").await, 0.0, "it answered");
+        assert_eq!(pair.decode.metric("peer_writers_cut_off_total").await, 0.0, "it answered");
         if by_its_lease {
             assert!(pair.prefill_engine.stopped(P(1)).await.contains("lease"));
         } else {
@@ -316,7 +316,7 @@ async fn a_push_under_way_stops_in_the_middle() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_push_goes_on_for_as_long_as_its_leases_are_renewed() {
-    let slow = |config: &mut Config| config.throttle_bytes_per_s = 12_000;
+    let slow = |config: &mut Config| config.send_bytes_per_s_max = 12_000;
     let prefill = TestNode::start_with(Domain::Tcp, slow).await;
     let decode = TestNode::start(Domain::Tcp).await;
     let prefill_engine = FakeEngine::attach(&prefill).await;

@@ -53,7 +53,7 @@ async fn an_arena_that_is_too_small_is_refused_with_what_to_set() {
     let huge = SlotLayout::layer_major(BLOCK_TOKENS, 4, 256).expect("a layout");
     let refused = FakeEngine::try_attach(&node, huge).await.err().expect("refused");
     let AttachError::Refused(why) = refused else { panic!("{refused}") };
-    assert!(why.contains("set `arena_bytes` to 524288 or more"), "{why}");
+    assert!(why.contains("set `dram_bytes` to 524288 or more"), "{why}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -134,7 +134,7 @@ async fn a_connection_that_is_lost_is_not_the_end_of_a_process_that_may_still_wr
         model: Some(options.model),
         layout: Some((&options.layout).into()),
         grpc_address: options.grpc_address,
-        max_running: 1,
+        running_requests_max: 1,
         pool: None,
         pid: 0,
     };
@@ -148,7 +148,7 @@ async fn a_connection_that_is_lost_is_not_the_end_of_a_process_that_may_still_wr
     drop(connection);
     is_alone(&mut node).await;
     let refused = FakeEngine::try_attach(&node, layout()).await.err().expect("refused");
-    assert!(refused.to_string().contains("it must end first"), "{refused}");
+    assert!(refused.to_string().contains("stop it first"), "{refused}");
     drop(descriptors);
 }
 
@@ -191,7 +191,7 @@ async fn check_expelled(misbehave: impl AsyncFnOnce(&mut FakeEngine, &[u32])) {
     assert_eq!(bound.cached_tokens, 2 * BLOCK_TOKENS);
     misbehave(&mut engine, &bound.slots).await;
     is_alone(&mut node).await;
-    assert_eq!(node.metric("engines_expelled_total").await, 1.0);
+    assert_eq!(node.metric("engines_detached_total").await, 1.0);
     node.shows("slots{state=\"quarantined\"}", 2.0).await;
     until("the engine notices", async || (!engine.attachment.is_connected()).then_some(())).await;
     drop(engine);
@@ -279,7 +279,7 @@ async fn an_engine_that_does_not_stop_when_it_is_told_is_detached() {
     engine.stopped(P(2)).await;
     // Conductors are told that there is no engine; what it may still write is nobody's.
     is_alone(&mut node).await;
-    assert_eq!(node.metric("engines_expelled_total").await, 1.0);
+    assert_eq!(node.metric("engines_detached_total").await, 1.0);
     node.shows("slots{state=\"quarantined\"}", 2.0).await;
     until("the engine notices", async || (!engine.attachment.is_connected()).then_some(())).await;
     drop(engine);
@@ -298,7 +298,7 @@ async fn shares_that_have_ended_are_no_reason_to_detach() {
     engine.ask_bind(P(77));
     assert_eq!(engine.bound(P(77)).await.status(), v1::BindStatus::Gone);
     fill(&mut node, &mut engine, 1, &prompt(1, 64)).await;
-    assert_eq!(node.metric("engines_expelled_total").await, 0.0);
+    assert_eq!(node.metric("engines_detached_total").await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -309,7 +309,7 @@ async fn what_an_engine_plays_is_compared_and_set_and_ends_with_its_attachment()
     let engine = FakeEngine::attach(&node).await;
     let described = node.describe().await;
     let instance = node.instances().await.pop().expect("attached");
-    assert_eq!((instance.plays(), instance.role_version), (v1::Role::Unspecified, 0));
+    assert_eq!((instance.current_role(), instance.role_version), (v1::Role::Unspecified, 0));
     let wanted = |role: v1::Role, expected_version, dwell_ms| v1::SetRoleRequest {
         incarnation: described.incarnation,
         instance_id: instance.instance_id.clone(),
@@ -322,7 +322,7 @@ async fn what_an_engine_plays_is_compared_and_set_and_ends_with_its_attachment()
     assert_eq!(first.into_inner().role_version, 1);
     let played = async |node: &mut TestNode| {
         let instance = node.instances().await.pop().expect("attached");
-        (instance.plays(), instance.role_version)
+        (instance.current_role(), instance.role_version)
     };
     assert_eq!(played(&mut node).await, (v1::Role::Prefill, 1));
     for (request, code) in [

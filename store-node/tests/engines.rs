@@ -83,7 +83,7 @@ async fn check_touched(touch: impl FnOnce(&mut FakeEngine)) {
     two.bind(P(2)).await;
     touch(&mut two);
     until_only(&mut node, "one").await;
-    assert_eq!(node.metric("engines_expelled_total").await, 1.0);
+    assert_eq!(node.metric("engines_detached_total").await, 1.0);
     // What it held is nobody's until it is gone, and the other one's share is untouched.
     node.shows("slots{state=\"quarantined\"}", 2.0).await;
     one.compute(P(1), &tokens, &bound.slots, 0..2);
@@ -119,7 +119,7 @@ async fn the_life_of_one_engine_renews_nothing_of_another() {
     one.bind(P(1)).await;
     let shares = vec![v1::TxShareRef { tx: Some(tx(1).into()), side: Side::Prefill.to_wire() }];
     until("the lease is over", async || {
-        two.send(ToNode::Alive(v1::Alive { shares: shares.clone() }));
+        two.send(ToNode::KeepAlive(v1::KeepAlive { shares: shares.clone() }));
         let stops = one.unasked();
         stops.iter().any(|m| matches!(m, v1::node_to_engine::Message::Stop(_))).then_some(())
     })
@@ -251,8 +251,9 @@ async fn each_engine_plays_a_role_of_its_own() {
     assert_eq!(odd.code(), tonic::Code::NotFound);
     node.client.set_role(wanted("two", 2, v1::Role::Decode)).await.expect("set");
     node.client.set_role(wanted("one", 1, v1::Role::Prefill)).await.expect("set");
-    let plays: Vec<v1::Role> = node.instances().await.iter().map(|one| one.plays()).collect();
-    assert_eq!(plays, [v1::Role::Prefill, v1::Role::Decode]);
+    let current_role: Vec<v1::Role> =
+        node.instances().await.iter().map(|one| one.current_role()).collect();
+    assert_eq!(current_role, [v1::Role::Prefill, v1::Role::Decode]);
 }
 
 /// Both sides of a prompt on one node.
@@ -293,8 +294,8 @@ async fn is_served_within_the_node(domain: Domain, thread: TransferThread) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_engine_computes_another_one_of_the_node_decodes() {
     for domain in [Domain::Shm, Domain::Tcp] {
-        is_served_within_the_node(domain, TransferThread::Node).await;
-        is_served_within_the_node(domain, TransferThread::Own).await;
+        is_served_within_the_node(domain, TransferThread::Shared).await;
+        is_served_within_the_node(domain, TransferThread::Dedicated).await;
     }
 }
 

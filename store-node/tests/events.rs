@@ -97,7 +97,7 @@ async fn a_subscriber_has_what_the_node_has_also_after_evictions() {
         .iter()
         .map(|block| BlockKey(block.key.as_slice().try_into().expect("16 bytes")))
         .collect();
-    assert!(node.metric("core_events_total{event=\"evicted\"}").await > 0.0);
+    assert!(node.metric("block_events_total{event=\"evicted\"}").await > 0.0);
     while copy.keys != all {
         next(&mut events, &mut copy).await;
     }
@@ -206,7 +206,7 @@ async fn a_directory_that_is_served_is_refused_and_one_left_behind_is_taken() {
     let node = TestNode::start(Domain::Shm).await;
     let mut config = node_config(&node.path(""), Domain::Shm);
     let refused = kvasir_store_node::start(config.clone()).await.expect_err("refused");
-    assert!(refused.to_string().contains("served by another node"), "{refused}");
+    assert!(refused.to_string().contains("another node serves it"), "{refused}");
     let dir = tempfile::tempdir().expect("a directory");
     config.attach_dir = dir.path().into();
     // A socket whose process is gone.

@@ -73,7 +73,7 @@ async fn check(domain: Domain) {
     assert!(!pair.arrives(3, |targets| targets.slots_region = foreign.clone()).await);
     assert!(!pair.arrives(4, |targets| targets.tail_region = foreign.clone()).await);
     assert!(pair.arrives(5, |_| {}).await, "the two go on as before");
-    assert_eq!(pair.decode.metric("writers_cut_off_total").await, 0.0);
+    assert_eq!(pair.decode.metric("peer_writers_cut_off_total").await, 0.0);
 }
 
 /// The prefill engine has done its part, as far as the conductor knows; the tail is not written.

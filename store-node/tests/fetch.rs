@@ -71,7 +71,7 @@ async fn blocks_are_fetched(domain: Domain) {
     // The bind comes first and is answered when the blocks are there.
     fetch.target_engine.ask_bind(P(1));
     let pushed = fetch.source.push(S(1), Some(targets)).await.expect("pushed");
-    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (3, 0));
+    assert_eq!((pushed.valid_blocks, pushed.corrupt_blocks), (3, 0));
     let bound = fetch.target_engine.bound(P(1)).await;
     assert_eq!(bound.cached_tokens, 3 * BLOCK_TOKENS);
     fetch.target_engine.holds(&prompt, &bound.slots, 0..3);
@@ -96,7 +96,7 @@ async fn blocks_are_fetched_over_tcp() {
 
 async fn a_flipped_bit_is_found(bytes_per_s: u64) {
     let prompt = prompt(1, 4 * BLOCK_TOKENS + 9);
-    let throttle = |config: &mut Config| config.throttle_bytes_per_s = bytes_per_s;
+    let throttle = |config: &mut Config| config.send_bytes_per_s_max = bytes_per_s;
     let source = TestNode::start_with(Domain::Tcp, throttle).await;
     let target = TestNode::start(Domain::Tcp).await;
     let mut fetch = Fetch::between(source, target, &prompt).await;
@@ -105,7 +105,7 @@ async fn a_flipped_bit_is_found(bytes_per_s: u64) {
     let targets = fetch.allocate(1, &prompt).await;
     fetch.target_engine.ask_bind(P(1));
     let pushed = fetch.source.push(S(1), Some(targets)).await.expect("an answer");
-    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (2, 1));
+    assert_eq!((pushed.valid_blocks, pushed.corrupt_blocks), (2, 1));
     // The bad copy is gone, and what could only be reached through it.
     until("the bad block is dropped", async || {
         (fetch.source.blocks(&keys).await.len() == 2).then_some(())
@@ -113,8 +113,8 @@ async fn a_flipped_bit_is_found(bytes_per_s: u64) {
     .await;
     assert_eq!(fetch.source.metric("corrupt_blocks_total").await, 1.0);
     assert_eq!(fetch.target_engine.unasked(), [], "nothing is bound before it is settled");
-    let settled = fetch.target.commit(P(1), pushed.good_blocks, false).await.expect("settled");
-    assert_eq!(settled.held_blocks, 2);
+    let settled = fetch.target.commit(P(1), pushed.valid_blocks, false).await.expect("settled");
+    assert_eq!(settled.cached_blocks, 2);
     let bound = fetch.target_engine.bound(P(1)).await;
     assert_eq!(bound.cached_tokens, 2 * BLOCK_TOKENS);
     fetch.target_engine.holds(&prompt, &bound.slots, 0..2);
@@ -145,10 +145,10 @@ async fn rot_is_found_on_a_later_way(asked: &[u32]) {
     let targets = fetch.allocate(1, asked).await;
     let wanted = targets.slots.len() as u32;
     let pushed = fetch.source.push(S(1), Some(targets)).await.expect("an answer");
-    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (3, 0), "nobody has looked");
+    assert_eq!((pushed.valid_blocks, pushed.corrupt_blocks), (3, 0), "nobody has looked");
     if wanted > 3 {
         let settled = fetch.target.commit(P(1), 3, false).await.expect("settled");
-        assert_eq!(settled.held_blocks, 3);
+        assert_eq!(settled.cached_blocks, 3);
     }
     assert_eq!(fetch.target_engine.bind(P(1)).await.cached_tokens, 3 * BLOCK_TOKENS);
     fetch.target_engine.release(P(1));
@@ -165,9 +165,9 @@ async fn rot_is_found_on_a_later_way(asked: &[u32]) {
     };
     let targets = fetch.allocate(2, &held).await;
     let pushed = fetch.source.push(S(2), Some(targets)).await.expect("an answer");
-    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (1, 1));
+    assert_eq!((pushed.valid_blocks, pushed.corrupt_blocks), (1, 1));
     let settled = fetch.target.commit(P(2), 1, false).await.expect("settled");
-    assert_eq!(settled.held_blocks, 1);
+    assert_eq!(settled.cached_blocks, 1);
     let bound = fetch.target_engine.bind(P(2)).await;
     fetch.target_engine.holds(&held, &bound.slots, 0..1);
     fetch.target_engine.release(P(2));
@@ -197,11 +197,11 @@ async fn a_source_that_is_only_thought_to_be_lost_is_asked_and_goes_on_writing_f
         fetch.allocate(1, &prompt).await;
         let of_another = fetch.allocate(2, &prompt).await;
         let settled = fetch.target.commit(P(1), 0, true).await.expect("settled");
-        assert_eq!(settled.held_blocks, 0);
+        assert_eq!(settled.cached_blocks, 0);
         let pushed = fetch.source.push(S(2), Some(of_another)).await.expect("pushed");
-        assert_eq!(pushed.good_blocks, 3, "{domain:?}: its targets are still good");
+        assert_eq!(pushed.valid_blocks, 3, "{domain:?}: its targets are still good");
         assert_eq!(fetch.target_engine.bind(P(2)).await.cached_tokens, 3 * BLOCK_TOKENS);
-        assert_eq!(fetch.target.metric("writers_cut_off_total").await, 0.0, "{domain:?}");
+        assert_eq!(fetch.target.metric("peer_writers_cut_off_total").await, 0.0, "{domain:?}");
         for serial in [1, 2] {
             fetch.target.abort(P(serial)).await;
         }
@@ -226,8 +226,8 @@ async fn a_source_that_is_gone_is_cut_off_and_nothing_of_it_is_kept() {
     // The second conductor has not noticed that it is lost, only that nothing was sent.
     for (serial, source_lost) in [(1, true), (2, false)] {
         let settled = target.commit(P(serial), 0, source_lost).await.expect("settled");
-        assert_eq!(settled.held_blocks, 0);
-        assert_eq!(target.metric("writers_cut_off_total").await, 1.0);
+        assert_eq!(settled.cached_blocks, 0);
+        assert_eq!(target.metric("peer_writers_cut_off_total").await, 1.0);
     }
     for serial in [1, 2] {
         let bound = target_engine.bound(P(serial)).await;
@@ -247,9 +247,9 @@ async fn a_source_that_holds_less_says_so_and_sends_what_it_has() {
     let targets = fetch.allocate(1, &longer).await;
     assert_eq!(targets.slots.len(), 3);
     let pushed = fetch.source.push(S(1), Some(targets)).await.expect("an answer");
-    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (2, 0));
+    assert_eq!((pushed.valid_blocks, pushed.corrupt_blocks), (2, 0));
     let settled = fetch.target.commit(P(1), 2, false).await.expect("settled");
-    assert_eq!(settled.held_blocks, 2);
+    assert_eq!(settled.cached_blocks, 2);
     let bound = fetch.target_engine.bind(P(1)).await;
     fetch.target_engine.holds(&longer, &bound.slots, 0..2);
     fetch.target_engine.release(P(1));
@@ -307,7 +307,7 @@ async fn a_source_sends_nothing_into_slots_for_another_namespace() {
     assert_eq!(fetch.source.metric("pushed_bytes_total").await, 0.0);
     // What belongs there is sent after all.
     let pushed = fetch.source.push(S(1), Some(own)).await.expect("pushed");
-    assert_eq!(pushed.good_blocks, 2);
+    assert_eq!(pushed.valid_blocks, 2);
     assert_eq!(fetch.target_engine.bind(P(1)).await.cached_tokens, 2 * BLOCK_TOKENS);
     fetch.target_engine.release(P(1));
     for share in [S(1), S(2)] {

@@ -79,7 +79,7 @@ async fn blocks_of_a_pool_are_announced_copied_and_found_by_others() {
     pooled.hold(&prompt, 2..5, 9);
     known.sees(&keys, Some(v1::Tier::Vram)).await;
     node.has_blocks(&keys).await;
-    counted(&node, "sunk", 5.0).await;
+    counted(&node, "demoted", 5.0).await;
     // The engine finds them in slots, as it would find any others; so does a share of a transaction.
     pooled.engine.send(ToNode::Get(v1::GetBlocks {
         handle: 1,
@@ -89,13 +89,13 @@ async fn blocks_of_a_pool_are_announced_copied_and_found_by_others() {
     let got = pooled.engine.got(1).await;
     pooled.engine.holds(&prompt, &got.slots, 0..5);
     let reply = node.allocate(allocate(P(1), &prompt)).await.expect("room");
-    assert_eq!(reply.held_blocks, 4, "and the last one is computed");
+    assert_eq!(reply.cached_blocks, 4, "and the last one is computed");
     // They outlive their pages.
     pooled.drop_pages(2, 7..12).await;
     known.sees(&keys, Some(v1::Tier::Dram)).await;
     pooled.write(&crate::common::prompt(9, 5 * BLOCK_TOKENS), 0..5, 7);
     pooled.engine.holds(&prompt, &got.slots, 0..5);
-    counted(&node, "dropped_unsunk", 0.0).await;
+    counted(&node, "dropped_not_demoted", 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -194,8 +194,8 @@ async fn pages_sink_to_the_ssd_and_are_filled_from_there() {
     let mut node = TestNode::start_with(Domain::Shm, move |config| {
         config.ssd.dir = Some(ssd);
         config.ssd.segment_bytes = 128 << 10;
-        config.ssd.bytes = 64 * (128 << 10) + 8192;
-        config.ssd.sink_ahead_percent = 60;
+        config.ssd.capacity_bytes = 64 * (128 << 10) + 8192;
+        config.ssd.demote_ahead_percent = 60;
     })
     .await;
     let mut pooled = Pooled::attach(&node).await;
@@ -215,7 +215,7 @@ async fn pages_sink_to_the_ssd_and_are_filled_from_there() {
         node.has_blocks(&chain(&other)).await;
         pooled.drop_pages(seed.into(), 8..12).await;
         until("what shall sink has", async || {
-            (node.metric("ssd{of=\"sinking\"}").await == 0.0).then_some(())
+            (node.metric("ssd_blocks{kind=\"demoting\"}").await == 0.0).then_some(())
         })
         .await;
     }
@@ -227,7 +227,8 @@ async fn pages_sink_to_the_ssd_and_are_filled_from_there() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn descriptions_that_cannot_be_are_refused_in_a_sentence() {
-    let node = TestNode::start_with(Domain::Shm, |config| config.pool_bytes_max = 1 << 20).await;
+    let node =
+        TestNode::start_with(Domain::Shm, |config| config.engine_pool_bytes_max = 1 << 20).await;
     let host = |bytes| Some(v1::pool_description::Memory::Host(v1::HostPool { bytes }));
     let good = description();
     let mut short = good.clone();
@@ -238,10 +239,10 @@ async fn descriptions_that_cannot_be_are_refused_in_a_sentence() {
         (v1::PoolDescription { memory: None, ..good.clone() }, "`pool.memory` is missing"),
         (v1::PoolDescription { pages: 0, ..good.clone() }, "at least one page"),
         (v1::PoolDescription { layers: good.layers[1..].to_vec(), ..good.clone() }, "3 layers"),
-        (short, "run 0 of layer 2 has 1023 bytes, and 1024 in a slot"),
+        (short, "run 0 of layer 2 has 1023 bytes in the pool, but 1024 in a slot"),
         (overlap, "overlap"),
         (v1::PoolDescription { memory: host(131_071), ..good.clone() }, "beyond the 131071"),
-        (v1::PoolDescription { memory: host(2 << 20), ..good.clone() }, "`pool_bytes_max`"),
+        (v1::PoolDescription { memory: host(2 << 20), ..good.clone() }, "`engine_pool_bytes_max`"),
     ];
     for (description, why) in cases {
         let refused = Pooled::try_attach(&node, description).await.map(|_| ());
@@ -266,7 +267,7 @@ async fn an_engine_that_names_pages_which_are_not_its_own_is_detached() {
     until("it is detached", async || (!pooled.engine.attachment.is_connected()).then_some(()))
         .await;
     known.sees(&chain(&prompt), Some(v1::Tier::Dram)).await;
-    node.shows("engines_expelled_total", 1.0).await;
+    node.shows("engines_detached_total", 1.0).await;
     // Without a pool there is nothing to hold.
     drop(pooled);
     let mut engine = FakeEngine::attach(&node).await;
@@ -359,7 +360,7 @@ async fn memory_of_a_gpu_that_cannot_be_is_refused_in_a_sentence() {
     };
     let cases = [
         (changed(&|cuda| cuda.device_uuid.truncate(15)), "has 15 bytes"),
-        (changed(&|cuda| cuda.device_uuid[0] = 9), "no GPU here has the UUID 092a"),
+        (changed(&|cuda| cuda.device_uuid[0] = 9), "no GPU of this host has the UUID 092a"),
         (changed(&|cuda| cuda.allocations.clear()), "has 0 allocations"),
         (changed(&|cuda| cuda.allocations[1].ipc_handle.push(0)), "allocation 1 has 65 bytes"),
         (changed(&|cuda| cuda.allocations[1].ipc_handle[0] = 0), "allocation 1: `cuIpcOpen"),
@@ -369,7 +370,7 @@ async fn memory_of_a_gpu_that_cannot_be_is_refused_in_a_sentence() {
         ),
         (
             changed(&|cuda| cuda.allocations[1].bytes += 1),
-            "allocation 1 has 65536 bytes, and 65537 are described",
+            "allocation 1 has 65536 bytes, but 65537 are described",
         ),
         (changed(&|cuda| cuda.allocations[1].bytes -= 1), "beyond the 131071"),
         (
@@ -381,7 +382,7 @@ async fn memory_of_a_gpu_that_cannot_be_is_refused_in_a_sentence() {
                 last.ipc_handle[32..40].copy_from_slice(&last.bytes.to_le_bytes());
                 cuda.allocations.insert(1, last);
             }),
-            "the pages of run 1 do not all lie in one allocation",
+            "the pages of run 1 are not all in one allocation",
         ),
     ];
     for (description, why) in cases {
@@ -396,7 +397,7 @@ async fn memory_of_a_gpu_that_cannot_be_is_refused_in_a_sentence() {
     let node = TestNode::start_with(Domain::Shm, |config| config.cuda_library = library).await;
     let refused = Pooled::connect(&node.attach_dir(), good).await.map(|_| ());
     let refused = refused.expect_err("no driver").to_string();
-    assert!(refused.contains("install NVIDIA's driver where there is a GPU"), "{refused}");
+    assert!(refused.contains("install NVIDIA's driver on a host with a GPU"), "{refused}");
 }
 
 /// Not a test: an engine in a process of its own, for the test below. It attaches to the node in the current

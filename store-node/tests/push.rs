@@ -33,7 +33,7 @@ impl Pair {
         let prefill = self.prefill.allocate(allocate(P(serial), prompt)).await.expect("room");
         let request = v1::TxAllocateRequest { writer_endpoint, ..allocate(D(serial), prompt) };
         let decode = self.decode.allocate(request).await.expect("room");
-        (decode.targets.expect("targets"), prefill.held_blocks, decode.held_blocks)
+        (decode.targets.expect("targets"), prefill.cached_blocks, decode.cached_blocks)
     }
 
     /// One request from allocation to release; answers with the decode side's cached tokens.
@@ -74,14 +74,14 @@ async fn a_prompt_is_pushed(domain: Domain, transfer_thread: TransferThread) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_is_pushed_over_shared_memory() {
-    a_prompt_is_pushed(Domain::Shm, TransferThread::Node).await;
-    a_prompt_is_pushed(Domain::Shm, TransferThread::Own).await;
+    a_prompt_is_pushed(Domain::Shm, TransferThread::Shared).await;
+    a_prompt_is_pushed(Domain::Shm, TransferThread::Dedicated).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_is_pushed_over_tcp() {
-    a_prompt_is_pushed(Domain::Tcp, TransferThread::Node).await;
-    a_prompt_is_pushed(Domain::Tcp, TransferThread::Own).await;
+    a_prompt_is_pushed(Domain::Tcp, TransferThread::Shared).await;
+    a_prompt_is_pushed(Domain::Tcp, TransferThread::Dedicated).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -260,7 +260,7 @@ async fn several_requests_share_steps_and_each_gets_its_own_bytes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_push_the_decode_side_never_becomes_ready() {
-    let prefill = TestNode::start_with(Domain::Shm, |config| config.push = false).await;
+    let prefill = TestNode::start_with(Domain::Shm, |config| config.push_enabled = false).await;
     let decode = TestNode::start(Domain::Shm).await;
     let mut pair = Pair::attach(prefill, decode).await;
     let prompt = prompt(1, 100);
@@ -284,7 +284,8 @@ async fn the_layer_log_has_a_line_for_each_layer_pushed() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("layers");
     let log = path.clone();
-    let prefill = TestNode::start_with(Domain::Shm, |config| config.layer_log = Some(log)).await;
+    let prefill =
+        TestNode::start_with(Domain::Shm, |config| config.layer_log_file = Some(log)).await;
     let decode = TestNode::start(Domain::Shm).await;
     let mut pair = Pair::attach(prefill, decode).await;
     pair.serve(1, &prompt(1, 2 * BLOCK_TOKENS)).await;

@@ -32,8 +32,8 @@ async fn a_chain_that_many_ask_for_at_once_gets_a_copy_on_a_peer_by_itself() {
     let peer_engine = FakeEngine::attach(&peer).await;
     let address = peer.address().to_string();
     let replicas = |config: &mut Config| {
-        config.replicas.peers = vec![address];
-        (config.replicas.hot_asks, config.replicas.hot_pushes) = (3, 2);
+        config.replication.peers = vec![address];
+        (config.replication.hot_requests_min, config.replication.hot_pushes_min) = (3, 2);
     };
     let (mut node, mut engine) = with_blocks(replicas, &hot).await;
     node.allocate(allocate(P(2), &cold)).await.expect("room");
@@ -48,7 +48,7 @@ async fn a_chain_that_many_ask_for_at_once_gets_a_copy_on_a_peer_by_itself() {
         node.allocate(allocate(S(serial), &hot)).await.expect("held");
     }
     peer.has_blocks(&chain(&hot)).await;
-    let copied = "copies_total{cause=\"hot\",outcome=\"copied\"}";
+    let copied = "replications_total{cause=\"hot\",outcome=\"copied\"}";
     node.shows(copied, 1.0).await;
     let places = peer.blocks(&chain(&hot)).await;
     let slots: Vec<u32> = places.iter().map(|place| place.slot).collect();
@@ -71,9 +71,9 @@ async fn keeper(change: impl FnOnce(&mut Config)) -> TestNode {
         let dir = config.attach_dir.with_file_name("ssd");
         config.ssd = Ssd {
             dir: Some(dir),
-            bytes: 8 << 20,
+            capacity_bytes: 8 << 20,
             segment_bytes: 256 << 10,
-            sink_ahead_percent: 0,
+            demote_ahead_percent: 0,
             ..Ssd::default()
         };
         change(config);
@@ -86,19 +86,19 @@ async fn keeper(change: impl FnOnce(&mut Config)) -> TestNode {
     node
 }
 
-fn keep(prompt: &[u32], copies: u32) -> v1::KeepContextRequest {
-    v1::KeepContextRequest {
+fn keep(prompt: &[u32], copies: u32) -> v1::PersistContextRequest {
+    v1::PersistContextRequest {
         namespace: namespace().0.to_vec(),
         keys: BlockKey::concat(&chain(prompt)),
         tenant: TENANT.into(),
         ttl_ms: 600_000,
         whole: true,
-        copies,
-        ..v1::KeepContextRequest::default()
+        replicas: copies,
+        ..v1::PersistContextRequest::default()
     }
 }
 
-async fn contexts(node: &mut TestNode) -> Vec<v1::KeptContext> {
+async fn contexts(node: &mut TestNode) -> Vec<v1::PersistedContext> {
     let request =
         v1::ListContextsRequest { tenant: TENANT.into(), ..v1::ListContextsRequest::default() };
     node.client.list_contexts(request).await.expect("a list").into_inner().contexts
@@ -112,8 +112,8 @@ async fn a_context_of_two_copies_is_on_two_nodes_when_it_is_answered_and_a_lost_
     let _engines = [FakeEngine::attach(&others[0]).await, FakeEngine::attach(&others[1]).await];
     let addresses = others.each_ref().map(|node| node.address().to_string());
     let mut node = keeper(|config| {
-        config.replicas.peers = addresses.to_vec();
-        (config.replicas.check_ms, config.replicas.gone_after_ms) = (50, 400);
+        config.replication.peers = addresses.to_vec();
+        (config.replication.check_interval_ms, config.replication.node_lost_after_ms) = (50, 400);
     })
     .await;
     let mut engine = FakeEngine::attach(&node).await;
@@ -123,31 +123,31 @@ async fn a_context_of_two_copies_is_on_two_nodes_when_it_is_answered_and_a_lost_
     engine.release(P(1));
     node.has_blocks(&chain(&prompt)).await;
 
-    let kept = node.client.keep_context(keep(&prompt, 2)).await.expect("kept").into_inner();
-    assert_eq!(kept.kept_blocks, 3);
+    let kept = node.client.persist_context(keep(&prompt, 2)).await.expect("kept").into_inner();
+    assert_eq!(kept.persisted_blocks, 3);
     let here = contexts(&mut node).await;
     assert_eq!(here.len(), 1);
     let mut there = [contexts(&mut others[0]).await, contexts(&mut others[1]).await];
     let holder = usize::from(there[0].is_empty());
     assert_eq!(there[holder], here, "of the same tenant, since and until when");
     assert_eq!(there[1 - holder], [], "two are enough");
-    let copied = "copies_total{cause=\"context\",outcome=\"copied\"}";
+    let copied = "replications_total{cause=\"context\",outcome=\"copied\"}";
     node.shows(copied, 1.0).await;
 
     // Once more is for longer, with the one that has it.
-    node.client.keep_context(keep(&prompt, 2)).await.expect("kept");
+    node.client.persist_context(keep(&prompt, 2)).await.expect("kept");
     assert_eq!(node.metric(copied).await, 2.0);
     let here = contexts(&mut node).await;
     assert_eq!(contexts(&mut others[holder]).await, here);
     assert_eq!(contexts(&mut others[1 - holder]).await, []);
 
     // The copy is not there any more, though its node is.
-    let drop = v1::DropContextRequest {
+    let drop = v1::DeleteContextRequest {
         tenant: TENANT.into(),
         namespace: namespace().0.to_vec(),
         last_key: here[0].last_key.clone(),
     };
-    others[holder].client.drop_context(drop).await.expect("dropped");
+    others[holder].client.delete_context(drop).await.expect("dropped");
     node.shows(copied, 3.0).await;
     there = [contexts(&mut others[0]).await, contexts(&mut others[1]).await];
     let holder = usize::from(there[0].is_empty());
@@ -160,15 +160,15 @@ async fn a_context_of_two_copies_is_on_two_nodes_when_it_is_answered_and_a_lost_
     until("the other one has it", async || (contexts(&mut left).await.len() == 1).then_some(()))
         .await;
     node.shows(copied, 4.0).await;
-    node.shows("contexts_short_of_copies", 0.0).await;
+    node.shows("contexts_under_replicated", 0.0).await;
     node.is_quiet().await;
 }
 
 /// Checks are soon, and so is what follows from them.
 fn looks_after(config: &mut Config, ssd: &Path, peers: &[SocketAddr]) {
     config.ssd.dir = Some(ssd.to_owned());
-    config.replicas.peers = peers.iter().map(ToString::to_string).collect();
-    (config.replicas.check_ms, config.replicas.gone_after_ms) = (50, 400);
+    config.replication.peers = peers.iter().map(ToString::to_string).collect();
+    (config.replication.check_interval_ms, config.replication.node_lost_after_ms) = (50, 400);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -180,7 +180,7 @@ async fn a_context_of_two_copies_outlives_the_disk_of_the_node_that_made_it_and_
     // With less room, so that the copy is made on the second one.
     let third = keeper(|config| {
         looks_after(config, three, &[]);
-        config.arena_bytes = 32 * 4096;
+        config.dram_bytes = 32 * 4096;
     });
     let mut third = third.await;
     let _engine = FakeEngine::attach(&third).await;
@@ -194,7 +194,7 @@ async fn a_context_of_two_copies_outlives_the_disk_of_the_node_that_made_it_and_
     engine.compute(P(1), &prompt, &slots, 0..4);
     engine.release(P(1));
     first.has_blocks(&chain(&prompt)).await;
-    first.client.keep_context(keep(&prompt, 2)).await.expect("kept");
+    first.client.persist_context(keep(&prompt, 2)).await.expect("kept");
     let kept = contexts(&mut first).await;
     assert_eq!((contexts(&mut second).await, contexts(&mut third).await), (kept.clone(), vec![]));
 
@@ -209,8 +209,8 @@ async fn a_context_of_two_copies_outlives_the_disk_of_the_node_that_made_it_and_
     let _engine = FakeEngine::attach(&second).await;
     until("the third one has it", async || (contexts(&mut third).await == kept).then_some(()))
         .await;
-    second.shows("copies_total{cause=\"context\",outcome=\"copied\"}", 1.0).await;
-    second.shows("contexts_short_of_copies", 0.0).await;
+    second.shows("replications_total{cause=\"context\",outcome=\"copied\"}", 1.0).await;
+    second.shows("contexts_under_replicated", 0.0).await;
     second.is_quiet().await;
 
     // Now it is the only one, and serves it from its disk.
@@ -230,20 +230,20 @@ async fn a_copy_for_which_one_node_has_no_quota_is_made_on_another_one() {
     let prompt = prompt(1, 2 * BLOCK_TOKENS);
     // It has the most room in memory, so that it is asked first.
     let mut full = keeper(|config| config.ssd.tenant_bytes_max = 1).await;
-    let mut other = keeper(|config| config.arena_bytes = 32 * 4096).await;
+    let mut other = keeper(|config| config.dram_bytes = 32 * 4096).await;
     let _engines = [FakeEngine::attach(&full).await, FakeEngine::attach(&other).await];
     let peers = [full.address(), other.address()].map(|address| address.to_string());
-    let mut node = keeper(|config| config.replicas.peers = peers.to_vec()).await;
+    let mut node = keeper(|config| config.replication.peers = peers.to_vec()).await;
     let mut engine = FakeEngine::attach(&node).await;
     node.allocate(allocate(P(1), &prompt)).await.expect("room");
     let slots = engine.bind(P(1)).await.slots;
     engine.compute(P(1), &prompt, &slots, 0..2);
     engine.release(P(1));
     node.has_blocks(&chain(&prompt)).await;
-    node.client.keep_context(keep(&prompt, 2)).await.expect("kept");
+    node.client.persist_context(keep(&prompt, 2)).await.expect("kept");
     assert_eq!(contexts(&mut other).await, contexts(&mut node).await);
     assert_eq!(contexts(&mut full).await, []);
-    let refused = "copies_total{cause=\"context\",outcome=\"no_room\"}";
+    let refused = "replications_total{cause=\"context\",outcome=\"no_capacity\"}";
     assert_eq!(node.metric(refused).await, 1.0, "and it was not asked again");
 }
 
@@ -258,12 +258,18 @@ async fn copies_that_cannot_be_are_refused_before_anything_is_kept() {
     engine.release(P(1));
     node.has_blocks(&chain(&prompt)).await;
     for (copies, code) in [(2, Code::FailedPrecondition), (9, Code::InvalidArgument)] {
-        let refused = node.client.keep_context(keep(&prompt, copies)).await.expect_err("refused");
+        let refused =
+            node.client.persist_context(keep(&prompt, copies)).await.expect_err("refused");
         assert_eq!(refused.code(), code, "{refused}");
     }
     assert_eq!(contexts(&mut node).await, []);
     assert_eq!(
-        node.client.keep_context(keep(&prompt, 1)).await.expect("kept").into_inner().kept_blocks,
+        node.client
+            .persist_context(keep(&prompt, 1))
+            .await
+            .expect("kept")
+            .into_inner()
+            .persisted_blocks,
         2
     );
 }

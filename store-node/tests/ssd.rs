@@ -27,14 +27,14 @@ const FAULTS_SEEN: std::time::Duration = std::time::Duration::from_millis(60);
 fn with_ssd(dir: &Path, io: SsdIo) -> impl FnOnce(&mut Config) {
     let dir = dir.to_owned();
     move |config: &mut Config| {
-        config.ssd.faults = Some(dir.join("faults"));
+        config.ssd.faults_file = Some(dir.join("faults"));
         config.ssd.dir = Some(dir);
         config.ssd.segment_bytes = SEGMENT_BYTES;
-        config.ssd.bytes = 64 * SEGMENT_BYTES + 8192;
+        config.ssd.capacity_bytes = 64 * SEGMENT_BYTES + 8192;
         config.ssd.timeout_ms = 200;
-        config.ssd.sink_ahead_percent = 60;
+        config.ssd.demote_ahead_percent = 60;
         // How old something is must not decide here.
-        config.ssd.prefetch_spares_ms = 0;
+        config.ssd.prefetch_protected_ms = 0;
         config.ssd.io = io;
     }
 }
@@ -95,21 +95,21 @@ impl Tiered {
     /// Nothing is on its way to the SSD.
     async fn settled(&self) {
         until("all has sunk that shall", async || {
-            (self.node.metric("ssd{of=\"sinking\"}").await == 0.0).then_some(())
+            (self.node.metric("ssd_blocks{kind=\"demoting\"}").await == 0.0).then_some(())
         })
         .await;
     }
 
     async fn keep(&mut self, prompt: &[u32], ttl_ms: u64) -> Result<u32, tonic::Status> {
-        let request = v1::KeepContextRequest {
+        let request = v1::PersistContextRequest {
             namespace: namespace().0.to_vec(),
             keys: kvasir_proto::BlockKey::concat(&chain(prompt)),
             tenant: "tenant".into(),
             ttl_ms,
-            ..v1::KeepContextRequest::default()
+            ..v1::PersistContextRequest::default()
         };
-        let kept = self.node.client.keep_context(request).await;
-        kept.map(|reply| reply.into_inner().kept_blocks)
+        let kept = self.node.client.persist_context(request).await;
+        kept.map(|reply| reply.into_inner().persisted_blocks)
     }
 
     async fn ready(&self) -> String {
@@ -130,7 +130,7 @@ async fn blocks_rise_again(io: SsdIo) {
     assert_eq!(tiered.prefill(&prompt).await, 0);
     tiered.push_out(&prompt).await;
     assert_eq!(tiered.prefill(&prompt).await, 5 * BLOCK_TOKENS);
-    assert!(tiered.node.metric("core_events_total{event=\"risen\"}").await >= 5.0);
+    assert!(tiered.node.metric("block_events_total{event=\"promoted\"}").await >= 5.0);
     tiered.node.is_quiet().await;
     assert!(tiered.ready().await.contains("ssd: ready"));
 }
@@ -152,7 +152,7 @@ async fn a_node_says_when_its_blocks_are_too_large_for_the_segments_of_its_ssd()
     // Six pages with its head, of segments of 32.
     let large = SlotLayout::layer_major(BLOCK_TOKENS, LAYERS.into(), 80).expect("a layout");
     let _engine = FakeEngine::try_attach(&node, large).await.expect("attached");
-    let says = "unused: a block is more than a seventh of a segment";
+    let says = "unused: a block is larger than a seventh of a segment";
     until(says, async || node.get("/readyz").await.1.contains(says).then_some(())).await;
     assert!(!node.describe().await.ssd.expect("there is one").usable);
 }
@@ -173,7 +173,7 @@ async fn a_kept_chain_is_there_after_a_restart() {
     // An index that was lost is made anew.
     std::fs::remove_dir_all(dir.path().join("index")).expect("removed");
     let mut tiered = Tiered::start(dir.path(), SsdIo::Auto).await;
-    tiered.node.shows("ssd{of=\"context_blocks\"}", 4.0).await;
+    tiered.node.shows("ssd_blocks{kind=\"context\"}", 4.0).await;
     assert_eq!(tiered.prefill(&kept).await, 4 * BLOCK_TOKENS);
     tiered.node.is_quiet().await;
 }
@@ -271,14 +271,14 @@ async fn a_source_sends_what_it_has_on_its_ssd() {
     let mut target = TestNode::start(Domain::Shm).await;
     let mut engine = FakeEngine::attach(&target).await;
     let held = source.node.allocate(allocate(S(1), &prompt)).await.expect("allocated");
-    assert_eq!(held.held_blocks, 3);
+    assert_eq!(held.cached_blocks, 3);
     let mut request = allocate(P(1), &prompt);
     request.fetch_until_block = 3;
     request.writer_endpoint = source.node.endpoint().await;
     let targets = target.allocate(request).await.expect("allocated").targets;
     engine.ask_bind(P(1));
     let pushed = source.node.push(S(1), targets).await.expect("pushed");
-    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (3, 0));
+    assert_eq!((pushed.valid_blocks, pushed.corrupt_blocks), (3, 0));
     let bound = engine.bound(P(1)).await;
     assert_eq!(bound.cached_tokens, 3 * BLOCK_TOKENS);
     engine.holds(&prompt, &bound.slots, 0..3);
@@ -299,15 +299,15 @@ async fn a_source_with_a_bad_disk(words: &str) {
     let mut engine = FakeEngine::attach(&target).await;
     Tiered::faults(dir.path(), words).await;
     let held = source.node.allocate(allocate(S(1), &prompt)).await.expect("allocated");
-    assert_eq!(held.held_blocks, 3, "{words}: nobody knows yet");
+    assert_eq!(held.cached_blocks, 3, "{words}: nobody knows yet");
     let mut request = allocate(P(1), &prompt);
     request.fetch_until_block = 3;
     request.writer_endpoint = source.node.endpoint().await;
     let targets = target.allocate(request).await.expect("allocated").targets;
     engine.ask_bind(P(1));
     let pushed = source.node.push(S(1), targets).await.expect("an answer");
-    assert_eq!((pushed.good_blocks, pushed.corrupt_blocks), (0, 0), "{words}");
-    target.commit(P(1), pushed.good_blocks, false).await.expect("settled");
+    assert_eq!((pushed.valid_blocks, pushed.corrupt_blocks), (0, 0), "{words}");
+    target.commit(P(1), pushed.valid_blocks, false).await.expect("settled");
     assert_eq!(engine.bound(P(1)).await.cached_tokens, 0, "{words}");
     engine.release(P(1));
     target.is_quiet().await;
@@ -341,17 +341,17 @@ async fn what_is_hinted_at_is_in_memory_before_it_is_asked_for() {
     tiered.prefill(&prompt).await;
     tiered.push_out(&prompt).await;
     let reply = prefetch(&mut tiered.node, &prompt).await.expect("it reads");
-    assert_eq!((reply.memory_blocks, reply.rising_blocks), (0, 5));
+    assert_eq!((reply.memory_blocks, reply.promoting_blocks), (0, 5));
     tiered.node.has_blocks(&chain(&prompt)).await;
     tiered.node.is_quiet().await;
-    let of = |event: &str| format!("core_events_total{{event=\"{event}\"}}");
+    let of = |event: &str| format!("block_events_total{{event=\"{event}\"}}");
     tiered.node.shows(&of("prefetched"), 5.0).await;
-    let risen = tiered.node.metric(&of("risen")).await;
+    let risen = tiered.node.metric(&of("promoted")).await;
     assert_eq!(tiered.prefill(&prompt).await, 5 * BLOCK_TOKENS);
     tiered.node.shows(&of("prefetched_used"), 5.0).await;
-    assert_eq!(tiered.node.metric(&of("risen")).await, risen, "it was there already");
+    assert_eq!(tiered.node.metric(&of("promoted")).await, risen, "it was there already");
     let reply = prefetch(&mut tiered.node, &prompt).await.expect("it is there");
-    assert_eq!((reply.memory_blocks, reply.rising_blocks), (5, 0));
+    assert_eq!((reply.memory_blocks, reply.promoting_blocks), (5, 0));
     tiered.node.is_quiet().await;
 }
 
@@ -369,17 +369,17 @@ async fn an_engine_that_looks_again_finds_what_was_on_the_ssd() {
     engine.send(ToNode::Get(get));
     let got = engine.got(3).await;
     assert_eq!(
-        (got.slots.len(), got.rising_blocks),
+        (got.slots.len(), got.promoting_blocks),
         (0, 0),
         "nothing is read that nobody waits for"
     );
     engine.send(ToNode::Get(v1::GetBlocks { handle: 1, keys: keys.clone(), memory_only: false }));
     let got = engine.got(1).await;
-    assert_eq!((got.slots.len(), got.rising_blocks), (0, 4));
+    assert_eq!((got.slots.len(), got.promoting_blocks), (0, 4));
     tiered.node.has_blocks(&chain(&prompt)).await;
     engine.send(ToNode::Get(v1::GetBlocks { handle: 2, keys, memory_only: false }));
     let got = engine.got(2).await;
-    assert_eq!((got.slots.len(), got.rising_blocks), (4, 0));
+    assert_eq!((got.slots.len(), got.promoting_blocks), (4, 0));
     engine.holds(&prompt, &got.slots, 0..4);
     engine.send(ToNode::Unpin(v1::UnpinBlocks { handle: 2 }));
     tiered.node.is_quiet().await;
@@ -431,7 +431,7 @@ async fn what_is_told_to_leave_the_ssd_reads_nothing() {
     tiered.prefill(&prompt).await;
     tiered.push_out(&prompt).await;
     let request = v1::TxAllocateRequest { leave_ssd: true, ..allocate(P(1), &prompt) };
-    assert_eq!(tiered.node.allocate(request).await.expect("allocated").held_blocks, 0);
+    assert_eq!(tiered.node.allocate(request).await.expect("allocated").cached_blocks, 0);
     assert_eq!(tiered.engine.bind(P(1)).await.cached_tokens, 0);
     tiered.engine.release(P(1));
     tiered.node.is_quiet().await;

@@ -123,7 +123,7 @@ async fn decode_share(node: &mut TestNode, stranger: &Stranger, prompt: &[u32]) 
 }
 
 async fn a_silent_writer_is_shut_out(domain: Domain) {
-    let quick = |config: &mut Config| config.stop_timeout_ms = 100;
+    let quick = |config: &mut Config| config.peer_stop_timeout_ms = 100;
     let mut node = TestNode::start_with(domain, quick).await;
     let mut engine = FakeEngine::attach(&node).await;
     let stranger = Stranger::start(domain);
@@ -137,7 +137,7 @@ async fn a_silent_writer_is_shut_out(domain: Domain) {
     engine.stopped(share(1, Side::Decode)).await;
     engine.release(share(1, Side::Decode));
     node.is_quiet().await;
-    assert_eq!(node.metric("writers_cut_off_total").await, 1.0);
+    assert_eq!(node.metric("peer_writers_cut_off_total").await, 1.0);
     // The slots may be anybody's now. It connects anew, and what it knows from before is refused.
     until("a refusal", async || {
         let late = target.write_page(&stranger, 0, 0, &[0xee; 1024]).await;
@@ -170,7 +170,7 @@ async fn a_silent_writer_is_shut_out_of_tcp() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tail_that_cannot_be_believed_aborts_the_share() {
-    let quick = |config: &mut Config| config.stop_timeout_ms = 100;
+    let quick = |config: &mut Config| config.peer_stop_timeout_ms = 100;
     let mut node = TestNode::start_with(Domain::Tcp, quick).await;
     let mut engine = FakeEngine::attach(&node).await;
     let stranger = Stranger::start(Domain::Tcp);
@@ -185,16 +185,16 @@ async fn a_tail_that_cannot_be_believed_aborts_the_share() {
     }
     target.write_tail(&stranger, &[0xff; 64]).await.expect("landed");
     let reason = engine.stopped(share(1, Side::Decode)).await;
-    assert!(reason.contains("not intact"), "{reason}");
+    assert!(reason.contains("corrupt data"), "{reason}");
     engine.release(share(1, Side::Decode));
     node.is_quiet().await;
     assert_eq!(node.blocks(&[]).await.len(), 0);
-    assert_eq!(node.metric("bad_tails_total").await, 1.0);
+    assert_eq!(node.metric("invalid_tails_total").await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fetch_without_a_tail_keeps_nothing_whatever_another_share_left_in_its_room() {
-    let quick = |config: &mut Config| config.stop_timeout_ms = 100;
+    let quick = |config: &mut Config| config.peer_stop_timeout_ms = 100;
     let mut node = TestNode::start_with(Domain::Tcp, quick).await;
     let mut engine = FakeEngine::attach(&node).await;
     let stranger = Stranger::start(Domain::Tcp);
@@ -204,7 +204,7 @@ async fn a_fetch_without_a_tail_keeps_nothing_whatever_another_share_left_in_its
         tx: Some(tx(1).into()),
         checksums: vec![7; 2 * usize::from(LAYERS)],
         engine: Vec::new(),
-        only_whole: false,
+        whole_blocks_only: false,
     };
     let tail = tail.encode_length_delimited_to_vec();
     assert_eq!(tail[0] as usize, tail.len() - 1, "a length of one byte");
@@ -221,7 +221,7 @@ async fn a_fetch_without_a_tail_keeps_nothing_whatever_another_share_left_in_its
     let target = node.allocate(request).await.expect("room").targets.expect("targets");
     assert_eq!(target.tail_offset_bytes, former.0.tail_offset_bytes, "the same room");
     let settled = node.commit(share(1, Side::Prefill), 2, true).await.expect("settled");
-    assert_eq!(settled.held_blocks, 0);
+    assert_eq!(settled.cached_blocks, 0);
     assert_eq!(engine.bind(share(1, Side::Prefill)).await.cached_tokens, 0);
     engine.release(share(1, Side::Prefill));
     node.is_quiet().await;
@@ -251,7 +251,7 @@ async fn a_peer_that_sends_garbage_disturbs_nobody() {
 
 /// Answers the ask to stop with a message of this kind; answers with how many writers were cut off.
 async fn cut_off_after_answer(kind: u8) -> f64 {
-    let patient = |config: &mut Config| config.stop_timeout_ms = 600_000;
+    let patient = |config: &mut Config| config.peer_stop_timeout_ms = 600_000;
     let mut node = TestNode::start_with(Domain::Tcp, patient).await;
     let _engine = FakeEngine::attach(&node).await;
     let stranger = Stranger::start(Domain::Tcp);
@@ -266,7 +266,7 @@ async fn cut_off_after_answer(kind: u8) -> f64 {
     stranger.engine.send(peer, message, Duration::from_secs(5), done).expect("taken");
     outcome.await.expect("delivered");
     node.is_quiet().await;
-    node.metric("writers_cut_off_total").await
+    node.metric("peer_writers_cut_off_total").await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -279,7 +279,7 @@ async fn a_writer_that_says_it_has_stopped_is_believed_and_one_that_is_not_sure_
 async fn an_engine_that_has_let_go_is_not_blamed_for_a_writer_that_is_silent() {
     let timeout_ms = 200;
     let change = |config: &mut Config| {
-        config.stop_timeout_ms = 600_000;
+        config.peer_stop_timeout_ms = 600_000;
         config.engine_stop_timeout_ms = timeout_ms;
     };
     let mut node = TestNode::start_with(Domain::Tcp, change).await;
@@ -297,7 +297,7 @@ async fn an_engine_that_has_let_go_is_not_blamed_for_a_writer_that_is_silent() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_its_writer_can_end_a_share() {
-    let patient = |config: &mut Config| config.stop_timeout_ms = 600_000;
+    let patient = |config: &mut Config| config.peer_stop_timeout_ms = 600_000;
     let mut node = TestNode::start_with(Domain::Tcp, patient).await;
     let mut engine = FakeEngine::attach(&node).await;
     let (writer, other) = (Stranger::start(Domain::Tcp), Stranger::start(Domain::Tcp));
@@ -321,7 +321,7 @@ async fn only_its_writer_can_end_a_share() {
         refused(&node, count).await;
     }
     assert_eq!(node.metric("slots{state=\"quarantined\"}").await, 2.0);
-    assert_eq!(node.metric("writers_cut_off_total").await, 0.0);
+    assert_eq!(node.metric("peer_writers_cut_off_total").await, 0.0);
     writer.say(&mut node, STOPPED, receiver, target.0.imm).await;
     node.is_quiet().await;
     assert_eq!(node.metric("peer_messages_refused_total").await, 3.0);

@@ -45,7 +45,7 @@ fn the_demonstration_measures_every_alternative_and_says_what_was_decided() {
             assert!((regret - took / least).abs() < 1e-9 && regret >= 1.0, "{cell}");
         }
         // 192 tokens are three blocks; 24 follow, and all but the last token of the answer, in 3 layers and 4 rows.
-        let steps = whole(&cell["answer_tokens"]) - 1;
+        let steps = whole(&cell["generated_tokens"]) - 1;
         let rows = agents * 4 * (2 * 24 + 1 + 3 * steps);
         for (what, row_bytes) in [("query", 576 * 4), ("partial", 512 * 4 + 8)] {
             let got = whole(&cell[&*format!("{what}_bytes")]);
@@ -76,6 +76,6 @@ fn a_wire_that_there_is_not_is_refused_before_anything_starts() {
         assert!(!output.status.success() && output.stdout.is_empty());
         String::from_utf8(output.stderr).expect("UTF-8")
     };
-    assert!(refused(&["--wire", "pigeon"]).contains("tcp:20MiB"));
-    assert!(refused(&["--document", "32"]).contains("--document 32 is out of range: 64 to"));
+    assert!(refused(&["--transport", "pigeon"]).contains("tcp:20MiB"));
+    assert!(refused(&["--document", "32"]).contains("--document 32 is out of range; use 64 to"));
 }

@@ -35,7 +35,7 @@ fn count(roles: &[(String, String)], role: &str) -> usize {
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     prompt_tokens: usize,
-    answer_tokens: u32,
+    generated_tokens: u32,
     at_once: u32,
 }
 
@@ -49,7 +49,7 @@ async fn asks(cluster: &Cluster, urls: &[&str], shape: Shape, ends: &AtomicBool)
             let mut prompt = longest[..shape.prompt_tokens].to_vec();
             (prompt[1], prompt[2]) = (5 + asker, 5 + answered % 500);
             let body = json!({
-                "model": cluster.model, "prompt": prompt, "max_tokens": shape.answer_tokens,
+                "model": cluster.model, "prompt": prompt, "max_tokens": shape.generated_tokens,
                 "temperature": 0, "ignore_eos": true, "return_token_ids": true,
             });
             let url = format!("{}/v1/completions", urls[asker as usize % urls.len()]);
@@ -57,7 +57,7 @@ async fn asks(cluster: &Cluster, urls: &[&str], shape: Shape, ends: &AtomicBool)
             let (status, answer) = (reply.status(), reply.json::<Value>().await.expect("JSON"));
             assert_eq!(status, 200, "{answer}");
             let tokens = answer["choices"][0]["token_ids"].as_array().expect("tokens").len();
-            assert_eq!(tokens, shape.answer_tokens as usize);
+            assert_eq!(tokens, shape.generated_tokens as usize);
             answered += 1;
         }
         answered as usize
@@ -94,7 +94,7 @@ async fn asks_until(
 #[tokio::test]
 async fn roles_follow_the_load_and_no_request_notices() {
     let cluster = Cluster::start(
-        "--both 3 --balance act --balance-window-ms 1000 --chunk-tokens 64 --arena-bytes 128MiB \
+        "--both 3 --balance auto --balance-window-ms 1000 --prefill-chunk-tokens 64 --dram-bytes 128MiB \
          --ttft-objective-ms 600000 --tbt-objective-ms 600000",
     )
     .await;
@@ -103,14 +103,14 @@ async fn roles_follow_the_load_and_no_request_notices() {
     let watch = state["watch"].as_str().expect("a URL");
     assert_eq!(count(&roles(&cluster, watch).await, "both"), 3, "nobody has said anything yet");
 
-    let prompts = Shape { prompt_tokens: 1_500, answer_tokens: 2, at_once: 6 };
+    let prompts = Shape { prompt_tokens: 1_500, generated_tokens: 2, at_once: 6 };
     let asked = asks_until(&cluster, &second, prompts, |seen| {
         count(seen, "prefill") == 2 && count(seen, "decode") == 1
     })
     .await;
     assert!(asked > 0);
 
-    let answers = Shape { prompt_tokens: 20, answer_tokens: 200, at_once: 48 };
+    let answers = Shape { prompt_tokens: 20, generated_tokens: 200, at_once: 48 };
     let asked = asks_until(&cluster, &second, answers, |seen| {
         count(seen, "prefill") == 1 && count(seen, "decode") == 2
     })

@@ -41,7 +41,7 @@ async fn a_document_is_computed_once_for_all_that_come_at_once() {
 
 #[tokio::test]
 async fn a_document_is_fetched_once_for_all_that_come_at_once() {
-    let cluster = Cluster::start("--both 2 --steering --domain tcp").await;
+    let cluster = Cluster::start("--both 2 --steering --transport tcp").await;
     let case = Variant::Plain.longest();
     let ask = async |engine: &str, way: Option<&str>, answers: usize| {
         let body = json!({
@@ -70,7 +70,7 @@ async fn a_document_is_fetched_once_for_all_that_come_at_once() {
     ask("both-1", None, 1).await;
     hears_of(&cluster, ((case.prompt.len() + case.greedy.len() - 1) / BLOCK_TOKENS) as f64).await;
     ask("both-2", Some("fetch"), AT_ONCE).await;
-    let sent = [("direction", "sent"), ("domain", "tcp")];
+    let sent = [("direction", "sent"), ("transport", "tcp")];
     let bytes = cluster.sum("both-1-node", "kvasir_transfer_bytes_total", &sent).await;
     let document = (reusable_tokens(case.prompt.len()) / BLOCK_TOKENS * BLOCK_BYTES) as f64;
     assert!(bytes >= document && bytes < 2.5 * document, "{bytes} bytes, {document} of one copy");

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 const START: usize = 200;
 const BLOCKS: usize = 4;
 const END: usize = START + BLOCKS * BLOCK_TOKENS;
-const RECALLS: &str = "kvasir_engine_recalls_total";
+const RECALLS: &str = "kvasir_engine_routed_recomputes_total";
 
 fn case() -> Case {
     let mut cases = Variant::Plain.cases().into_iter();
@@ -76,7 +76,7 @@ fn reusing(cluster: &Cluster, prompt: &[u32], max_tokens: usize) -> Value {
 
 /// A cluster of which the first engine's node has the document.
 async fn start(flags: &str) -> (Cluster, Case) {
-    let flags = format!("--both 2 --routes --steering --chunks {flags}");
+    let flags = format!("--both 2 --routes --steering --chunk-reuse {flags}");
     let cluster = Cluster::start(&flags).await;
     let case = case();
     let document = body(&cluster, &case.prompt[START..END], 1);
@@ -94,12 +94,12 @@ async fn no_share_is_left(cluster: &Cluster) {
 
 #[tokio::test]
 async fn a_document_in_the_middle_is_found_and_gives_the_same_tokens_every_way() {
-    let (cluster, case) = start("--route-deadline-ms 600000").await;
-    let spliced = "kvasir_engine_prompt_tokens_spliced_total";
+    let (cluster, case) = start("--route-timeout-ms 600000").await;
+    let spliced = "kvasir_engine_prompt_tokens_chunk_reused_total";
     let tokens = case.greedy.len();
     let mut answers = Vec::new();
     for (way, became) in
-        [("recompute", "recompute"), ("route", "route"), ("fetch", "fetch"), ("route", "here")]
+        [("recompute", "recompute"), ("route", "route"), ("fetch", "fetch"), ("route", "local")]
     {
         let asked = ask(&cluster, reusing(&cluster, &case.prompt, tokens), "both-2", Some(way));
         let asked = asked.await;
@@ -140,7 +140,7 @@ async fn a_document_in_the_middle_is_found_and_gives_the_same_tokens_every_way()
 
 #[tokio::test]
 async fn a_tenants_document_is_neither_attended_nor_fetched_nor_copied_for_another() {
-    let flags = "--both 2 --routes --steering --chunks --route-deadline-ms 600000";
+    let flags = "--both 2 --routes --steering --chunk-reuse --route-timeout-ms 600000";
     let cluster = Cluster::start(flags).await;
     let (keyed, case) = (Keyed::start(&cluster).await, case());
     let ask = async |tenant: &str, body: Value, engine: &str, way: Option<&str>| {
@@ -156,7 +156,7 @@ async fn a_tenants_document_is_neither_attended_nor_fetched_nor_copied_for_anoth
     })
     .await;
     let (spliced, queries) =
-        ("kvasir_engine_prompt_tokens_spliced_total", "kvasir_route_query_bytes_total");
+        ("kvasir_engine_prompt_tokens_chunk_reused_total", "kvasir_route_query_bytes_total");
     let short = || reusing(&cluster, &case.prompt, 8);
     let mut answers = Vec::new();
     // Neither from where it is not, nor where it is.
@@ -172,7 +172,7 @@ async fn a_tenants_document_is_neither_attended_nor_fetched_nor_copied_for_anoth
     }
     assert_eq!(cluster.sum("-node", queries, &[]).await, 0.0);
     // Whose it is has it both ways, and the same tokens.
-    for (engine, way, became) in [("both-2", "route", "route"), ("both-1", "route", "here")] {
+    for (engine, way, became) in [("both-2", "route", "route"), ("both-1", "route", "local")] {
         let asked = ask("a", short(), engine, Some(way)).await;
         assert!(asked.placement.contains(&format!(": {became}")), "{way}: {}", asked.placement);
         answers.push(asked.tokens());
@@ -185,10 +185,10 @@ async fn a_tenants_document_is_neither_attended_nor_fetched_nor_copied_for_anoth
 
 #[tokio::test]
 async fn a_holder_that_is_killed_in_mid_answer_costs_time_and_no_token() {
-    let (cluster, case) = start("--route-deadline-ms 600000").await;
+    let (cluster, case) = start("--route-timeout-ms 600000").await;
     let long = || reusing(&cluster, &case.prompt, 400);
     let expected = ask(&cluster, long(), "both-2", Some("recompute")).await.tokens();
-    let answered = "kvasir_engine_answer_tokens_total";
+    let answered = "kvasir_engine_generated_tokens_total";
     let before = cluster.sum("both-2", answered, &[]).await;
     let kill = async {
         eventually("the answer has begun", async || {
@@ -206,7 +206,7 @@ async fn a_holder_that_is_killed_in_mid_answer_costs_time_and_no_token() {
 
 #[tokio::test]
 async fn partials_beyond_the_deadline_cost_time_and_no_token() {
-    let (cluster, case) = start("--route-deadline-ms 0").await;
+    let (cluster, case) = start("--route-timeout-ms 0").await;
     let short = || reusing(&cluster, &case.prompt, 24);
     let expected = ask(&cluster, short(), "both-2", Some("recompute")).await.tokens();
     let asked = ask(&cluster, short(), "both-2", Some("route")).await;
@@ -218,7 +218,7 @@ async fn partials_beyond_the_deadline_cost_time_and_no_token() {
 
 #[tokio::test]
 async fn documents_in_chats_are_found_by_their_text_and_nothing_is_taken_where_it_is_off() {
-    let cluster = Cluster::start("--both 1 --chunks").await;
+    let cluster = Cluster::start("--both 1 --chunk-reuse").await;
     let document = "Lorem ipsum dolor sit amet, consectetur adipiscing elit. ".repeat(20);
     let alone = json!({"model": cluster.model, "prompt": document, "max_tokens": 1,
         "add_special_tokens": false, "ignore_eos": true});
@@ -245,6 +245,9 @@ async fn documents_in_chats_are_found_by_their_text_and_nothing_is_taken_where_i
     assert_eq!(status, 400, "{answer}");
     assert_eq!(answer["error"]["param"], "kvasir_chunks");
     assert!(
-        answer["error"]["message"].as_str().expect("words").contains("`chunks_enabled` is off")
+        answer["error"]["message"]
+            .as_str()
+            .expect("words")
+            .contains("`chunk_reuse_enabled` is off")
     );
 }

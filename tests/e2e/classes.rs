@@ -6,7 +6,7 @@ use crate::support::hears_of;
 use crate::support::vectors::BLOCK_TOKENS;
 use serde_json::{Value, json};
 
-const EVENTS: &str = "kvasir_store_core_events_total";
+const EVENTS: &str = "kvasir_store_block_events_total";
 /// Each of a prompt has so many whole blocks, and a part of another one.
 const BLOCKS: usize = 5;
 const NORMAL: u32 = 4;
@@ -28,7 +28,7 @@ async fn ask(cluster: &Cluster, prompt: &[u32], class: Option<&str>) -> usize {
     });
     let mut request = cluster.client.post(format!("{}/v1/completions", cluster.url)).json(&body);
     if let Some(class) = class {
-        request = request.header("x-kvasir-cache", class);
+        request = request.header("x-kvasir-cache-class", class);
     }
     let reply = request.send().await.expect("an answer");
     let status = reply.status().as_u16();
@@ -43,7 +43,7 @@ async fn evicted(cluster: &Cluster) -> f64 {
 
 /// A cluster whose nodes have room for 37 blocks, with the normal prompts in it.
 async fn with_normal_prompts() -> Cluster {
-    let cluster = Cluster::start("--arena-bytes 16MiB").await;
+    let cluster = Cluster::start("--dram-bytes 16MiB").await;
     for seed in 0..NORMAL {
         assert_eq!(ask(&cluster, &prompt(seed), None).await, 0);
     }

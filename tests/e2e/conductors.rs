@@ -12,7 +12,7 @@ use futures::future::join_all;
 use serde_json::{Value, json};
 
 /// Where a prompt is computed decides what of it is found, so there is a choice of three.
-const FLAGS: &str = "--prefill 3 --decode 1 --chunk-tokens 64 --arena-bytes 192MiB \
+const FLAGS: &str = "--prefill 3 --decode 1 --prefill-chunk-tokens 64 --dram-bytes 192MiB \
                      --ttft-objective-ms 600000 --tbt-objective-ms 600000";
 /// Of each conductor.
 const ASKERS: usize = 2;

@@ -28,7 +28,7 @@ class Cluster:
         self.run_dir = run_dir
         self.output = open(run_dir / "up.out", "wb")
         self.up = subprocess.Popen(
-            [binary, "up", "--port", "0", "--run-dir", str(run_dir), "--arena-bytes", "64MiB", *flags],
+            [binary, "up", "--port", "0", "--run-dir", str(run_dir), "--dram-bytes", "64MiB", *flags],
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=subprocess.STDOUT,

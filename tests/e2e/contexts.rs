@@ -109,7 +109,7 @@ async fn a_context_outlives_everybody_and_ends_when_it_is_dropped() {
     assert_eq!((status, &found), (200, &extended));
     let answer = check_case(&cluster, &case).await;
     assert_eq!(cached_tokens(&answer), reusable_tokens(case.prompt.len()));
-    let risen = ("kvasir_store_core_events_total", [("event", "risen")]);
+    let risen = ("kvasir_store_block_events_total", [("event", "promoted")]);
     assert!(cluster.sum("node", risen.0, &risen.1).await > 0.0, "they came from the SSD");
 
     // What is dropped is gone, and stays gone; what it went through stays.
@@ -130,7 +130,7 @@ async fn a_context_outlives_everybody_and_ends_when_it_is_dropped() {
             let (namespace, key) = (&context["namespace"], &context["last_key"]);
             let (namespace, key) = (namespace.as_str().expect("hex"), key.as_str().expect("hex"));
             let of = ["--namespace", namespace, "--key", key];
-            admin(&cluster, node, &[&["drop-context"][..], &of].concat());
+            admin(&cluster, node, &[&["delete-context"][..], &of].concat());
             assert!(admin(&cluster, node, &["contexts"]).is_empty());
             ended += 1;
         }

@@ -13,7 +13,7 @@ use crate::support::{eventually, lose_cache};
 use serde_json::Value;
 
 const DECODE: [&str; 2] = ["decode-1-node", "decode-2-node"];
-const GENERATED: &str = "kvasir_engine_answer_tokens_total";
+const GENERATED: &str = "kvasir_engine_generated_tokens_total";
 
 fn address(cluster: &Cluster, node: &str) -> String {
     let state = cluster.state();
@@ -100,7 +100,7 @@ async fn a_drained_decode_node_is_not_missed_and_what_it_kept_is_answered_from_t
 
     let status = asked(&cluster, drained, "status").remove(0);
     assert_eq!((&status["drain"]["drained"], &status["shares"]), (&true.into(), &0.into()));
-    assert_eq!(status["drain"]["kept_chains_moved"], 1, "{status}");
+    assert_eq!(status["drain"]["context_chains_moved"], 1, "{status}");
     assert_eq!(cluster.ready_of(drained).await, (503, "draining\n".into()));
     // As many blocks, kept for the same tenant until the same time.
     let mut kept = [drained, other].map(|node| asked(&cluster, node, "list --class context"));
@@ -123,7 +123,7 @@ async fn a_drained_decode_node_is_not_missed_and_what_it_kept_is_answered_from_t
         (cluster.sum(drained, sent, &[]).await, cluster.sum(idle_engine, GENERATED, &[]).await);
     assert_eq!(before, after, "the drained node and its engine had work");
 
-    asked(&cluster, drained, "drain --stop");
+    asked(&cluster, drained, "drain --cancel");
     assert_eq!(cluster.ready_of(drained).await.0, 200);
     all_answered(&cluster, &cases, Amount { total: 10, ..amount }).await;
 
@@ -147,9 +147,9 @@ fn an_administrator_is_told_what_to_do() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains(told), "{words}: {said}");
     };
-    check("--node 127.0.0.1:1 status", "`listen` of its configuration");
-    check("--node nowhere status", "`listen` of its configuration");
+    check("--node 127.0.0.1:1 status", "`listen` in its configuration");
+    check("--node nowhere status", "`listen` in its configuration");
     check("status", "--node");
     check("--node 127.0.0.1:1 evict", "--key");
-    check("--node 127.0.0.1:1 drain --stop --wait", "cannot be used with");
+    check("--node 127.0.0.1:1 drain --cancel --wait", "cannot be used with");
 }

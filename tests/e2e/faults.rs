@@ -13,8 +13,8 @@ use crate::support::vectors::{Variant, ids};
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Either half has room and time for all of the load, so that what is refused is refused for the fault: how fast a
 /// machine with so many processes is, is not what is looked at.
-const FLAGS: &str = "--prefill 2 --decode 2 --lease-ms 2000 --request-deadline-ms 20000 \
-                     --chunk-tokens 64 --arena-bytes 192MiB \
+const FLAGS: &str = "--prefill 2 --decode 2 --lease-ms 2000 --request-timeout-ms 20000 \
+                     --prefill-chunk-tokens 64 --dram-bytes 192MiB \
                      --ttft-objective-ms 3600000 --tbt-objective-ms 3600000";
 const INSTANCES: f64 = 4.0;
 /// Two decode engines share the 50, though not to a hair.
@@ -87,8 +87,8 @@ fn check_tallies(victim: &str, moment: Moment, tallies: &Tallies) {
 fn work_of(process: &str) -> &'static str {
     match process {
         "conductor" => "kvasir_conductor_choices_total",
-        node if node.ends_with("-node") => "kvasir_store_asked_blocks_total",
-        _ => "kvasir_engine_sequences_ended_total",
+        node if node.ends_with("-node") => "kvasir_store_requested_blocks_total",
+        _ => "kvasir_engine_requests_finished_total",
     }
 }
 
@@ -152,7 +152,7 @@ async fn killing_the_conductor_costs_no_wrong_token_and_leaves_nothing() {
 
 #[tokio::test]
 async fn over_tcp_killing_one_after_the_other_costs_no_wrong_token_and_leaves_nothing() {
-    let cluster = Cluster::start(&format!("{FLAGS} --domain tcp")).await;
+    let cluster = Cluster::start(&format!("{FLAGS} --transport tcp")).await;
     for victim in ["prefill-1", "decode-1", "prefill-2-node", "decode-2-node", "conductor"] {
         check_kill(&cluster, victim, Moment::Early).await;
     }

@@ -17,14 +17,14 @@ async fn placed(cluster: &Cluster, kind: &str) -> f64 {
 async fn sent(cluster: &Cluster, node: &str, domain: &str) -> (f64, f64) {
     let bytes = "kvasir_transfer_bytes_total";
     let all = cluster.sum(node, bytes, &[("direction", "sent")]).await;
-    let so = cluster.sum(node, bytes, &[("direction", "sent"), ("domain", domain)]).await;
+    let so = cluster.sum(node, bytes, &[("direction", "sent"), ("transport", domain)]).await;
     (so, all - so)
 }
 
 /// The prefill node loses all it held; the decode node still has every prompt.
 async fn check_fetch(variant: Variant, domain: &str) {
     let model = variant.model();
-    let flags = format!("--always-fetch --domain {domain} --model {}", model.display());
+    let flags = format!("--always-fetch --transport {domain} --model {}", model.display());
     let cluster = Cluster::start(&flags).await;
     let cases = variant.cases();
     for case in &cases {
@@ -49,7 +49,8 @@ async fn check_fetch(variant: Variant, domain: &str) {
     let fetches = prompts().filter(|length| reusable_tokens(*length) > 0).count();
     assert_eq!(placed(&cluster, "split_fetch").await, fetches as f64);
     let arrived = [("outcome", "arrived")];
-    let arrivals = cluster.sum("prefill-1-node", "kvasir_store_arrivals_total", &arrived).await;
+    let arrivals =
+        cluster.sum("prefill-1-node", "kvasir_store_received_pushes_total", &arrived).await;
     assert_eq!(arrivals, fetches as f64);
     let (bytes, elsewhere) = sent(&cluster, "decode-1-node", domain).await;
     let wanted = reused / BLOCK_TOKENS * BLOCK_BYTES;
@@ -74,12 +75,12 @@ async fn over_tcp_a_fetched_prefix_gives_the_reference_tokens() {
 async fn check_spreading(variant: Variant, domain: &str) {
     const AT_ONCE: usize = 8;
     let model = variant.model();
-    let flags = format!("--both 2 --arena-bytes 192MiB --domain {domain}");
+    let flags = format!("--both 2 --dram-bytes 192MiB --transport {domain}");
     let cluster = Cluster::start(&format!("{flags} --model {}", model.display())).await;
     let case = variant.longest();
     check_many(&cluster, &case, AT_ONCE).await;
     let prompt = case.prompt;
-    let fetches = placed(&cluster, "whole_fetch").await;
+    let fetches = placed(&cluster, "full_fetch").await;
     assert!(fetches > 0.0, "nothing was fetched over {domain}");
     let wanted = reusable_tokens(prompt.len()) / BLOCK_TOKENS * BLOCK_BYTES;
     let (bytes, elsewhere) = sent(&cluster, "-node", domain).await;

@@ -45,7 +45,11 @@ async fn check_sizes(seed: u64, sizes: &Sizes) {
     let model = tempfile::tempdir().expect("a folder");
     random_checkpoint(model.path(), seed, sizes, &Variant::Plain.model());
     let cases = cases(model.path());
-    for flags in ["--domain shm", "--domain tcp --chunk-tokens 16", "--both 1 --chunk-tokens 16"] {
+    for flags in [
+        "--transport shm",
+        "--transport tcp --prefill-chunk-tokens 16",
+        "--both 1 --prefill-chunk-tokens 16",
+    ] {
         let model = model.path().display();
         let cluster = Cluster::start(&format!("{flags} --always-fetch --model {model}")).await;
         check(&cluster, &cases).await;

@@ -13,8 +13,8 @@ use rustix::process::Signal;
 use serde_json::json;
 
 const DEADLINE: Duration = Duration::from_secs(8);
-const FLAGS: &str = "--prefill 2 --decode 2 --lease-ms 1000 --request-deadline-ms 8000 \
-                     --chunk-tokens 64 --arena-bytes 192MiB \
+const FLAGS: &str = "--prefill 2 --decode 2 --lease-ms 1000 --request-timeout-ms 8000 \
+                     --prefill-chunk-tokens 64 --dram-bytes 192MiB \
                      --ttft-objective-ms 3600000 --tbt-objective-ms 3600000";
 const LOAD: Amount = Amount { at_once: 24, total: 48, deadline: DEADLINE };
 const ENDED_BEFORE: usize = 12;
@@ -53,7 +53,7 @@ async fn a_hanging_prefill_engine_costs_no_wrong_token_and_leaves_nothing() {
 #[tokio::test]
 async fn a_hanging_node_costs_no_wrong_token_and_leaves_nothing() {
     for domain in ["shm", "tcp"] {
-        let cluster = Cluster::start(&format!("{FLAGS} --domain {domain}")).await;
+        let cluster = Cluster::start(&format!("{FLAGS} --transport {domain}")).await;
         check_hang(&cluster, "prefill-1-node").await;
     }
 }
@@ -61,7 +61,7 @@ async fn a_hanging_node_costs_no_wrong_token_and_leaves_nothing() {
 /// Brings an engine to a halt in the middle of an answer. The stream says that its time is over;
 /// the lease has ended before, and what the engine could still write is kept from everybody.
 async fn hang_in_an_answer() -> Cluster {
-    let cluster = Cluster::start("--lease-ms 1000 --request-deadline-ms 6000").await;
+    let cluster = Cluster::start("--lease-ms 1000 --request-timeout-ms 6000").await;
     let body = json!({
         "model": cluster.model,
         "prompt": Variant::Plain.longest().prompt,
@@ -78,7 +78,7 @@ async fn hang_in_an_answer() -> Cluster {
         cluster.metrics("decode-1-node").await.sum(metric, labels)
     };
     eventually("the lease is over", async || {
-        on_node("kvasir_store_core_events_total", &[("event", "lease_over")]).await == 1.0
+        on_node("kvasir_store_block_events_total", &[("event", "lease_expired")]).await == 1.0
     })
     .await;
     let mut rest = Vec::new();
@@ -87,7 +87,7 @@ async fn hang_in_an_answer() -> Cluster {
     }
     let rest = String::from_utf8(rest).expect("text");
     assert!(rest.contains("deadline_exceeded") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
-    assert_eq!(on_node("kvasir_store_shares_ending", &[]).await, 1.0);
+    assert_eq!(on_node("kvasir_store_shares_aborting", &[]).await, 1.0);
     assert!(on_node("kvasir_store_slots", &[("state", "quarantined")]).await > 0.0);
     cluster
 }

@@ -128,7 +128,7 @@ async fn a_thousand_open_connections_do_not_keep_others_waiting() {
 
 #[tokio::test]
 async fn clients_that_read_nothing_cost_only_themselves() {
-    let cluster = Cluster::start("--arena-bytes 384MiB --request-deadline-ms 20000").await;
+    let cluster = Cluster::start("--dram-bytes 384MiB --request-timeout-ms 20000").await;
     let address = cluster.url.strip_prefix("http://").expect("an address").to_owned();
     let silent: Vec<TcpStream> = (0..SILENT_READERS)
         .map(|reader| {

@@ -19,7 +19,7 @@ fn cases(variant: Variant) -> Vec<Case> {
     cases.filter(|case| reusable_tokens(case.prompt.len()) > 0).collect()
 }
 
-async fn blocks_of(stored: &mut Stored, case: &Case) -> Vec<v1::BlockPlace> {
+async fn blocks_of(stored: &mut Stored, case: &Case) -> Vec<v1::BlockLocation> {
     let keys = stored.keys(&case.prompt).await;
     let reusable = reusable_tokens(case.prompt.len()) / BLOCK_TOKENS;
     let blocks = stored.blocks(&keys[..reusable]).await;
@@ -47,15 +47,16 @@ async fn check_flip(cluster: &Cluster, holder: &str, case: &Case, random: &mut C
     assert!(computed >= lost as f64, "{what}: {computed} tokens were computed");
     // What is stored there now is another copy.
     let now = blocks_of(&mut stored, case).await;
-    let same =
-        |block: &v1::BlockPlace| (block.slot, block.generation) == (place.slot, place.generation);
+    let same = |block: &v1::BlockLocation| {
+        (block.slot, block.generation) == (place.slot, place.generation)
+    };
     assert!(!now.iter().any(same), "{what}: the rotten copy is still there");
 }
 
 /// The prefill node has lost all it held, and fetches from the decode node, which has a rotten copy.
 async fn check_fetched(variant: Variant, seed: u64) {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
-    let flags = format!("--domain tcp --always-fetch --model {}", variant.model().display());
+    let flags = format!("--transport tcp --always-fetch --model {}", variant.model().display());
     let cluster = Cluster::start(&flags).await;
     let cases = cases(variant);
     for case in &cases {
@@ -79,7 +80,7 @@ async fn any_flipped_bit_of_a_stored_block_is_refused_when_it_is_fetched() {
 #[tokio::test]
 async fn any_flipped_bit_of_a_stored_block_is_refused_when_it_is_handed_over() {
     let mut random = ChaCha8Rng::seed_from_u64(3);
-    let cluster = Cluster::start("--domain tcp").await;
+    let cluster = Cluster::start("--transport tcp").await;
     let cases = cases(Variant::Plain);
     for case in &cases {
         check_case(&cluster, case).await;
@@ -95,7 +96,7 @@ async fn any_flipped_bit_of_a_stored_block_is_refused_when_it_is_handed_over() {
 /// The tests above could not fail if wrong bytes gave the right tokens.
 #[tokio::test]
 async fn without_the_check_a_changed_exponent_changes_tokens() {
-    let cluster = Cluster::start("--domain tcp --always-fetch --no-verify").await;
+    let cluster = Cluster::start("--transport tcp --always-fetch --no-verify").await;
     let case = Variant::Plain.longest();
     check_case(&cluster, &case).await;
     lose_cache(&cluster, "prefill-1-node").await;

@@ -143,14 +143,14 @@ impl Node {
 
 async fn keep(mut client: StoreNodeClient<Channel>, prompt: Vec<u32>) -> Option<Vec<u32>> {
     let keys = chain(&prompt);
-    let request = v1::KeepContextRequest {
+    let request = v1::PersistContextRequest {
         namespace: namespace().0.to_vec(),
         keys: BlockKey::concat(&keys),
         tenant: TENANT.into(),
         ttl_ms: 24 * 3_600_000,
-        ..v1::KeepContextRequest::default()
+        ..v1::PersistContextRequest::default()
     };
-    let kept = client.keep_context(request).await.ok()?.into_inner().kept_blocks;
+    let kept = client.persist_context(request).await.ok()?.into_inner().persisted_blocks;
     // All or fewer: those are promised.
     Some(prompt[..(kept * BLOCK_TOKENS) as usize].to_vec())
 }
@@ -173,7 +173,8 @@ async fn are_listed(node: &mut Node, kept: &[Vec<u32>], what: &str) {
     let (mut listed, mut from) = (HashMap::new(), Vec::new());
     loop {
         let tenant = TENANT.to_owned();
-        let request = v1::ListContextsRequest { tenant, contexts_max: CONTEXTS_MAX, from };
+        let request =
+            v1::ListContextsRequest { tenant, contexts_max: CONTEXTS_MAX, start_at: from };
         let page = node.client.list_contexts(request).await.expect("a list").into_inner();
         listed.extend(page.contexts.into_iter().map(|of| (of.last_key, of.blocks)));
         if page.next.is_empty() {
@@ -213,11 +214,11 @@ fn config(dir: &Path, address: SocketAddr, blocks: u64) -> PathBuf {
         node_id: "killed".into(),
         listen: address,
         attach_dir: dir.join("attach"),
-        arena_bytes: 4_096 * 4_096,
+        dram_bytes: 4_096 * 4_096,
         tail_bytes: 1 << 20,
         ssd: Ssd {
             dir: Some(dir.join("ssd")),
-            bytes,
+            capacity_bytes: bytes,
             segment_bytes: if blocks > 20_000 { 32 << 20 } else { 2 << 20 },
             context_percent: 100,
             tenant_bytes_max: bytes,

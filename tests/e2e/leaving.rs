@@ -18,7 +18,7 @@ const PROMPT_TOKENS: usize = 1_800;
 const ANSWER_TOKENS: usize = 2_000;
 
 const COMPUTED: &str = "kvasir_engine_prompt_tokens_computed_total";
-const ANSWERED: &str = "kvasir_engine_answer_tokens_total";
+const ANSWERED: &str = "kvasir_engine_generated_tokens_total";
 
 /// A cluster whose steps are short, so that every phase takes many of them.
 struct Slow {
@@ -29,7 +29,8 @@ struct Slow {
 
 impl Slow {
     async fn start(flags: &str) -> Slow {
-        let flags = format!("--chunk-tokens 16 --lease-ms 60000 --arena-bytes 128MiB {flags}");
+        let flags =
+            format!("--prefill-chunk-tokens 16 --lease-ms 60000 --dram-bytes 128MiB {flags}");
         let both = flags.contains("--both");
         let (prefill, decode) = if both { ("both-1", "both-1") } else { ("prefill-1", "decode-1") };
         Slow { cluster: Cluster::start(&flags).await, prefill, decode }
@@ -41,12 +42,12 @@ impl Slow {
 
     /// Requests that were given up because their clients had gone.
     async fn gone(&self) -> f64 {
-        let labels = [("result", "client_gone")];
+        let labels = [("result", "client_disconnected")];
         self.count("conductor", "kvasir_conductor_choices_total", &labels).await
     }
 
     async fn given_up_in(&self, phase: &str) -> f64 {
-        let metric = "kvasir_conductor_transactions_abandoned_total";
+        let metric = "kvasir_conductor_transactions_aborted_total";
         self.count("conductor", metric, &[("phase", phase)]).await
     }
 
@@ -89,7 +90,7 @@ async fn left_while_queued(slow: &Slow) {
     let clients: Vec<Client> =
         (100..140).map(|serial| slow.send(slow.request(serial, 150, false))).collect();
     eventually("some are queued", async || {
-        slow.count(slow.prefill, "kvasir_engine_waiting", &[]).await > 0.0
+        slow.count(slow.prefill, "kvasir_engine_waiting_requests", &[]).await > 0.0
     })
     .await;
     let asked = clients.len() as f64;
@@ -166,12 +167,12 @@ async fn check_all_phases(flags: &str) {
 
 #[tokio::test]
 async fn over_shared_memory_a_client_that_leaves_in_any_phase_leaves_nothing_behind() {
-    check_all_phases("--domain shm").await;
+    check_all_phases("--transport shm").await;
 }
 
 #[tokio::test]
 async fn over_tcp_a_client_that_leaves_in_any_phase_leaves_nothing_behind() {
-    check_all_phases("--domain tcp").await;
+    check_all_phases("--transport tcp").await;
 }
 
 #[tokio::test]

@@ -34,7 +34,7 @@ fn computed(dir: &Path) -> BTreeMap<(u64, u64), u64> {
 async fn on_a_throttled_domain_a_layer_leaves_before_the_next_one_is_computed() {
     let logs = tempfile::tempdir().expect("a folder");
     let flags = format!(
-        "--domain tcp --chunk-tokens 512 --throttle-bytes-per-s 100000000 --layer-log-dir {}",
+        "--transport tcp --prefill-chunk-tokens 512 --send-bytes-per-s-max 100000000 --layer-log-dir {}",
         logs.path().display()
     );
     let cluster = Cluster::start(&flags).await;

@@ -43,7 +43,9 @@ fn number(of: &Value, path: &str) -> f64 {
 
 #[test]
 fn each_policy_prints_one_object_with_what_its_users_would_have_seen() {
-    for policy in ["random", "least-loaded", "longest-match", "local", "global", "kvasir"] {
+    for policy in
+        ["random", "least-loaded", "longest-prefix", "cache-aware", "kvcache-centric", "least-cost"]
+    {
         let object = object(&["--policy", policy, "--json"]);
         assert_eq!(object["policy"], policy);
         let at = |path| number(&object, path);
@@ -67,11 +69,16 @@ fn the_same_flags_give_the_same_numbers_and_another_seed_others() {
 fn policies_are_compared_in_one_call() {
     let dir = tempfile::tempdir().expect("a directory");
     let plot = dir.path().join("plot.svg");
-    let flags = ["--policy", "local,kvasir", "--admission", "early,calibrated"];
+    let flags = ["--policy", "cache-aware,least-cost", "--admission", "early,calibrated"];
     let objectives = ["--ttft-objective-ms", "30000", "--tbt-objective-ms", "100"];
     let drawn = ["--plot", plot.to_str().expect("UTF-8")];
     let all = object(&[&flags[..], &objectives, &drawn, &["--json"]].concat());
-    let names = ["local/early", "local/calibrated", "kvasir/early", "kvasir/calibrated"];
+    let names = [
+        "cache-aware/early",
+        "cache-aware/calibrated",
+        "least-cost/early",
+        "least-cost/calibrated",
+    ];
     let policies = all["policies"].as_object().expect("an object of policies");
     assert_eq!(policies.len(), names.len(), "{all}");
     for name in names {
@@ -94,7 +101,7 @@ fn pools_of_several_sizes_are_printed_and_drawn() {
     let dir = tempfile::tempdir().expect("a directory");
     let plot = dir.path().join("plot.svg");
     let drawn = ["--plot", plot.to_str().expect("UTF-8")];
-    let pools = object(&[&["--pool-tokens", "1024,1000000", "--json"], &drawn[..]].concat());
+    let pools = object(&[&["--cache-tokens", "1024,1000000", "--json"], &drawn[..]].concat());
     let pools = pools["pools"].as_array().expect("a list of pools");
     assert_eq!(pools.len(), 4, "{pools:?}");
     let ratio = |at: usize| number(&pools[at], "/block_hit_ratio");
@@ -107,10 +114,10 @@ fn pools_of_several_sizes_are_printed_and_drawn() {
 fn flags_that_cannot_be_are_refused_with_a_word_about_them() {
     for (flags, want) in [
         (&["--policy", "best"][..], "best"),
-        (&["--admission", "never"], "there are late, early, predicted, calibrated"),
-        (&["--speed", "0"], "--speed must be more than zero"),
-        (&["--coupled", "half"], "--coupled half"),
-        (&["--eviction", "fifo", "--pool-tokens", "1000"], "there are lru and hit-density"),
+        (&["--admission", "never"], "use one of late, early, predicted, calibrated"),
+        (&["--speed", "0"], "--speed must be above 0"),
+        (&["--colocated", "half"], "--colocated half"),
+        (&["--eviction", "fifo", "--cache-tokens", "1000"], "use lru or hit-density"),
         (&["--prefill-nodes", "0"], "prefill_nodes"),
     ] {
         let output = replay(flags);

@@ -19,8 +19,8 @@ const HEADS: f64 = 4.0;
 const LAYERS: f64 = 3.0;
 const VALUES: f64 = 512.0;
 /// No wait for a holder ends by the time in which a slow machine answers.
-const PATIENT: &str = "--route-deadline-ms 600000";
-const RECALLS: &str = "kvasir_engine_recalls_total";
+const PATIENT: &str = "--route-timeout-ms 600000";
+const RECALLS: &str = "kvasir_engine_routed_recomputes_total";
 const PUSHED: &str = "kvasir_store_pushed_bytes_total";
 
 fn ask(serial: u64, case: &Case) -> Ask {
@@ -58,7 +58,7 @@ fn query_rows(case: &Case) -> f64 {
 
 /// The last of five engines answers; the others have the prompts.
 async fn check_ways(model: &Path, cases: &[Case], domain: &str, is_dense: bool) {
-    let flags = format!("--both 5 --routes {PATIENT} --domain {domain} --arena-bytes 32MiB");
+    let flags = format!("--both 5 --routes {PATIENT} --transport {domain} --dram-bytes 32MiB");
     let cluster = start_model(model, &flags).await;
     let peers = peers(&cluster, 5).await;
     let (engine, holders) = peers.split_last().expect("five");
@@ -233,8 +233,11 @@ async fn a_route_outlives_its_lease_for_as_long_as_the_answer_lasts() {
 
 #[tokio::test]
 async fn a_holder_that_has_no_room_is_asked_again() {
-    let cluster =
-        start(Variant::Plain, &format!("--both 5 --routes --route-flows-max 1 {PATIENT}")).await;
+    let cluster = start(
+        Variant::Plain,
+        &format!("--both 5 --routes --route-concurrent-messages-max 1 {PATIENT}"),
+    )
+    .await;
     let peers = peers(&cluster, 5).await;
     let (holder, engines) = peers.split_first().expect("five");
     let case = Variant::Plain.longest();
@@ -259,7 +262,7 @@ async fn a_holder_that_has_no_room_is_asked_again() {
 async fn a_holder_that_is_late_costs_no_token() {
     // It stands still, so that neither queries nor partials come on, until the answer has ended.
     check_grief(
-        "--route-deadline-ms 2000",
+        "--route-timeout-ms 2000",
         async |cluster, holder, _| cluster.signal(&holder.node_name, Signal::STOP),
         |cluster, holder| cluster.signal(&holder.node_name, Signal::CONT),
     )
@@ -282,16 +285,16 @@ async fn a_holder_that_is_killed_in_mid_generation_costs_no_token() {
 async fn the_conductor_lets_a_prefix_stay_and_says_why() {
     const AT_ONCE: usize = 8;
     let variant = Variant::Plain;
-    let flags = format!("--both 2 --routes --always-route {PATIENT} --arena-bytes 192MiB");
+    let flags = format!("--both 2 --routes --always-route {PATIENT} --dram-bytes 192MiB");
     let cluster = start(variant, &flags).await;
     check_many(&cluster, &variant.longest(), AT_ONCE).await;
     let of_conductor = async |metric: &str, label: (&str, &str)| {
         cluster.sum("conductor", &format!("kvasir_conductor_{metric}"), &[label]).await
     };
-    let routed = of_conductor("placements_total", ("kind", "whole_route")).await;
+    let routed = of_conductor("placements_total", ("kind", "full_route")).await;
     assert!(routed > 0.0, "nothing was routed");
-    assert_eq!(of_conductor("prefixes_total", ("way", "route")).await, routed);
-    assert_eq!(of_conductor("placements_total", ("kind", "whole_fetch")).await, 0.0);
+    assert_eq!(of_conductor("prefix_decisions_total", ("action", "route")).await, routed);
+    assert_eq!(of_conductor("placements_total", ("kind", "full_fetch")).await, 0.0);
     let queries = cluster.sum("-node", "kvasir_route_query_bytes_total", &[]).await;
     assert!(queries > 0.0, "no query was sent");
     assert_eq!(cluster.sum("-node", PUSHED, &[]).await, 0.0, "a routed prefix does not move");

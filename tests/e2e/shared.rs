@@ -9,7 +9,7 @@ use crate::support::load::{Amount, Fault, Tallies, all_answered, load};
 use crate::support::rest::comes_to_rest;
 use crate::support::vectors::Variant;
 
-const FLAGS: &str = "--chunk-tokens 64 --lease-ms 1000 --arena-bytes 192MiB \
+const FLAGS: &str = "--prefill-chunk-tokens 64 --lease-ms 1000 --dram-bytes 192MiB \
                      --ttft-objective-ms 3600000 --tbt-objective-ms 3600000";
 const LOAD: Amount = Amount { at_once: 8, total: 32, deadline: Duration::from_secs(60) };
 const ENDED_BEFORE: usize = 8;
@@ -50,7 +50,7 @@ async fn engines_of_one_node_answer_as_the_reference_does_while_one_of_them_is_k
     // From one engine to another through memory: all of it is one node's.
     assert!(node("kvasir_store_pushes_total", &[("outcome", "landed")]).await > 0.0);
     assert_eq!(cluster.sum("conductor", "kvasir_conductor_instances", &[]).await, 4.0);
-    assert_eq!(cluster.sum("conductor", "kvasir_conductor_nodes_up", &[]).await, 1.0);
+    assert_eq!(cluster.sum("conductor", "kvasir_conductor_nodes_connected", &[]).await, 1.0);
     for victim in ["decode-1", "prefill-1"] {
         check_kill(&cluster, victim).await;
     }

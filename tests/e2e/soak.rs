@@ -153,10 +153,10 @@ async fn client(cluster: &Cluster, seed: u64, until: Instant) -> Came {
 async fn keep(cluster: &Cluster, prompt: &[u32], which: usize) -> Came {
     const PATH: &str = "/v1/contexts";
     let copies = 1 + which / 3 % 2;
-    let body = json!({"model": cluster.model, "prompt": prompt, "ttl_s": 2, "copies": copies});
+    let body = json!({"model": cluster.model, "prompt": prompt, "ttl_s": 2, "replicas": copies});
     let (status, kept) = cluster.post(PATH, &body).await;
     // Where memory is short its blocks may have made room before they could be kept.
-    let gone = status == 503 && kept["error"]["code"] == "context_not_kept";
+    let gone = status == 503 && kept["error"]["code"] == "context_not_persisted";
     assert!(status == 200 || status == 429 || gone, "{status}: {kept}");
     let Some(id) = kept["id"].as_str().filter(|_| status == 200) else {
         return Came { gone: u64::from(gone), ..Came::default() };
@@ -278,8 +278,8 @@ async fn leave(cluster: &Cluster, prompt: &[u32]) {
 /// Whether every node has made room on its SSD.
 async fn all_clean(cluster: &Cluster) -> bool {
     for node in ["prefill-1-node", "decode-1-node"] {
-        let cleaned = [("event", "cleaned_segments")];
-        if cluster.sum(node, "kvasir_store_ssd_log_total", &cleaned).await == 0.0 {
+        let cleaned = [("event", "segment_cleaned")];
+        if cluster.sum(node, "kvasir_store_ssd_log_events_total", &cleaned).await == 0.0 {
             return false;
         }
     }
@@ -288,7 +288,7 @@ async fn all_clean(cluster: &Cluster) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_serves_for_long_keeps_nothing_of_what_it_has_served() {
-    let cluster = Cluster::start("--arena-bytes 48MiB --ssd-bytes 512MiB").await;
+    let cluster = Cluster::start("--dram-bytes 48MiB --ssd-bytes 512MiB").await;
     let round = soak() / ROUNDS as u32;
     let mut held: BTreeMap<String, Vec<Held>> = BTreeMap::new();
     let (mut warm, mut cleans) = (0, false);
@@ -337,10 +337,10 @@ async fn a_cluster_that_serves_for_long_keeps_nothing_of_what_it_has_served() {
         }
     }
     let events = async |event: &str| {
-        cluster.sum("-node", "kvasir_store_core_events_total", &[("event", event)]).await
+        cluster.sum("-node", "kvasir_store_block_events_total", &[("event", event)]).await
     };
     assert!(events("evicted").await > 0.0, "there was room for everything");
-    let (sunk, failed) = (events("sunk").await, events("sink_failed").await);
+    let (sunk, failed) = (events("demoted").await, events("demote_failed").await);
     assert!(failed * 20.0 <= sunk, "of {sunk} blocks for the SSD {failed} more were not written");
     for (name, rounds) in &held {
         let rounds = &rounds[warm..];

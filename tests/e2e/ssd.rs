@@ -11,7 +11,7 @@ use crate::support::{eventually, hears_of, lose_cache};
 use kvasir_proto::v1;
 use kvasir_proto::v1::scheduler_client::SchedulerClient;
 
-const RISEN: &str = "kvasir_store_core_events_total";
+const RISEN: &str = "kvasir_store_block_events_total";
 
 async fn ssd_of(cluster: &Cluster, node: &str) -> v1::SsdStatus {
     Stored::of(cluster, node).await.ssd().await
@@ -47,7 +47,7 @@ async fn kept_blocks_outlive_a_killed_node_and_give_the_same_tokens() {
             .await;
         let answer = check_case(&cluster, &case).await;
         assert_eq!(cached_tokens(&answer), reusable_tokens(case.prompt.len()));
-        let risen = cluster.sum("prefill-1-node", RISEN, &[("event", "risen")]).await;
+        let risen = cluster.sum("prefill-1-node", RISEN, &[("event", "promoted")]).await;
         assert!(risen > 0.0, "they came from the SSD");
         eventually("the node says how fast they came", async || {
             let v1::SsdStatus { read_bytes_total, read_us_total, .. } =
@@ -130,7 +130,7 @@ async fn what_is_planned_is_read_from_the_ssd_before_the_request_comes() {
     hears_of(&cluster, blocks as f64).await;
     let events =
         async |event: &str| cluster.sum("prefill-1-node", RISEN, &[("event", event)]).await;
-    assert_eq!(events("risen").await, 0.0);
+    assert_eq!(events("promoted").await, 0.0);
 
     let scheduler = SchedulerClient::connect(scheduler_address(&cluster)).await;
     let plan = v1::ScheduleRequest {
@@ -145,6 +145,6 @@ async fn what_is_planned_is_read_from_the_ssd_before_the_request_comes() {
 
     let answer = check_case(&cluster, &case).await;
     assert_eq!(cached_tokens(&answer), reusable_tokens(case.prompt.len()));
-    assert_eq!(events("risen").await, read_ahead, "nothing was left to read");
+    assert_eq!(events("promoted").await, read_ahead, "nothing was left to read");
     assert_eq!(events("prefetched_used").await, read_ahead);
 }

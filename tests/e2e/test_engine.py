@@ -51,9 +51,9 @@ def node(request, tmp_path):
         listen = "{address}"
         transfer_listen = "127.0.0.1:0"
         attach_dir = "{tmp_path / 'node'}"
-        arena_bytes = {1 << 20}
+        dram_bytes = {1 << 20}
         tail_bytes = {1 << 20}
-        drain_ms = 500
+        drain_timeout_ms = 500
     """)
     with open(tmp_path / "node.log", "wb") as log:
         process = subprocess.Popen(
@@ -88,7 +88,7 @@ def attach(pb, attach_dir, library, pool=None):  # noqa: F811
         ),
         layout=pb.common.SlotLayout(block_tokens=BLOCK_TOKENS, slot_bytes=SLOT_BYTES, layers=layers),
         grpc_address="127.0.0.1:1",
-        max_running=4,
+        running_requests_max=4,
         pool=pool,
     )
 
@@ -150,7 +150,7 @@ def test_an_engine_in_python_computes_a_prompt_once(pb, node, library):  # noqa:
             return tx, reply, bound
 
         tx, reply, bound = allocate(1)
-        assert (reply.held_blocks, bound.cached_tokens, len(bound.slots)) == (0, 0, 4)
+        assert (reply.cached_blocks, bound.cached_tokens, len(bound.slots)) == (0, 0, 4)
         pages = pb.attach.StepPages(tx=tx, side=pb.common.SIDE_PREFILL, first_page=0, page_count=4)
         engine.send(pb.attach.EngineToNode(plan=pb.attach.StepPlan(step=1, pages=[pages])))
         for at in range(LAYERS):
@@ -166,7 +166,7 @@ def test_an_engine_in_python_computes_a_prompt_once(pb, node, library):  # noqa:
 
         until("three blocks", cached)
         tx, reply, bound = allocate(2)
-        assert (reply.held_blocks, bound.cached_tokens) == (3, 3 * BLOCK_TOKENS)
+        assert (reply.cached_blocks, bound.cached_tokens) == (3, 3 * BLOCK_TOKENS)
         for page, slot in enumerate(bound.slots[:3]):
             for at in range(LAYERS):
                 assert layer(engine.slots, slot, at) == rows(page, at)

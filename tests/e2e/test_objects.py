@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "store-node" / "client" / "python"))
 
 import kvasir_client  # noqa: E402
-from kvasir_client import Class, Client, Outcome, Tier  # noqa: E402
+from kvasir_client import ObjectClass, Client, Outcome, Tier  # noqa: E402
 
 READY_WITHIN_S = 60
 OBJECT_BYTES = 100_000
@@ -41,8 +41,8 @@ def start(binary, folder):
         listen = "127.0.0.1:0"
         transfer_listen = "127.0.0.1:0"
         attach_dir = "{attach_dir}"
-        arena_bytes = {16 << 20}
-        drain_ms = 500
+        dram_bytes = {16 << 20}
+        drain_timeout_ms = 500
         [ssd]
         dir = "{folder / 'ssd'}"
         bytes = {64 << 20}
@@ -117,7 +117,7 @@ def test_context_objects_are_durable_and_rise_from_the_ssd(client):
     objects = {f"kept {at}": bytes([at]) * OBJECT_BYTES for at in range(8)}
     deadline = time.monotonic() + READY_WITHIN_S
     # The SSD is opened beside the node.
-    while Outcome.NOT_KEPT in client.put(objects, object_class=Class.CONTEXT, ttl_ms=600_000):
+    while Outcome.NOT_PERSISTED in client.put(objects, object_class=ObjectClass.CONTEXT, ttl_ms=600_000):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     filler = bytes([200]) * OBJECT_BYTES
@@ -129,18 +129,18 @@ def test_context_objects_are_durable_and_rise_from_the_ssd(client):
 
 def test_what_is_not_kept_says_why(client):
     def keep(at):
-        return client.put({f"kept {at}": bytes(OBJECT_BYTES)}, object_class=Class.CONTEXT, ttl_ms=600_000)
+        return client.put({f"kept {at}": bytes(OBJECT_BYTES)}, object_class=ObjectClass.CONTEXT, ttl_ms=600_000)
 
     deadline = time.monotonic() + READY_WITHIN_S
     while (outcomes := keep(0)) not in ([Outcome.STORED], [Outcome.EXISTS]):
-        assert outcomes == [Outcome.NOT_KEPT] and outcomes.why and time.monotonic() < deadline
+        assert outcomes == [Outcome.NOT_PERSISTED] and outcomes.reason and time.monotonic() < deadline
         time.sleep(0.05)
-    assert outcomes.why == ""
+    assert outcomes.reason == ""
     for at in range(1, 1000):
         if (outcomes := keep(at)) != [Outcome.STORED]:
             break
-    assert outcomes == [Outcome.NOT_KEPT]
-    assert "of a tenant" in outcomes.why or "no room" in outcomes.why, outcomes.why
+    assert outcomes == [Outcome.NOT_PERSISTED]
+    assert "the tenant's quota" in outcomes.reason or "no space" in outcomes.reason, outcomes.reason
     assert client.exists([f"kept {at}"]) == [True], "it is there as a normal object"
 
 
@@ -156,7 +156,7 @@ def test_tenants_do_not_see_each_other(node, client):
 def test_errors_say_what_is_wrong(client, library):
     with pytest.raises(kvasir_client.Invalid, match="a slot holds"):
         client.put({"huge": bytes(2 * OBJECT_BYTES)})
-    with pytest.raises(kvasir_client.Invalid, match="objects in one call"):
+    with pytest.raises(kvasir_client.Invalid, match="objects exceed the maximum"):
         client.get([b"many"] * (client.objects_max + 1))
     with pytest.raises(kvasir_client.Unreachable, match="/nonexistent"):
         Client("/nonexistent", library=library)

@@ -19,7 +19,7 @@ MODEL = "tiny-deepseek-v2"
 def recording(request):
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         binary = request.config.getoption("--kvasir")
-        flags = ["--prefill", "2", "--decode", "2", "--decisions-inputs-bytes", "16MiB"]
+        flags = ["--prefill", "2", "--decode", "2", "--decision-inputs-bytes-max", "16MiB"]
         cluster = Cluster(binary, Path(folder), *flags)
         yield cluster
         cluster.end()
@@ -76,7 +76,7 @@ def test_decisions_under_load_are_taken_again_as_they_were(decisions, replay):
     assert len(busy) > 20, "most were taken while others ran"
     ran = replay(decisions)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.count("fields as recorded") == len(decisions) >= 120
+    assert ran.stdout.count("fields equal the recorded ones") == len(decisions) >= 120
 
 
 def test_what_was_changed_is_found(decisions, replay):
@@ -87,7 +87,7 @@ def test_what_was_changed_is_found(decisions, replay):
     assert ran.returncode == 1
     assert "decision 1: all" in ran.stdout
     assert "decision 2: prompt_blocks: recorded" in ran.stdout, ran.stdout
-    assert "1 of the decisions came out differently" in ran.stderr
+    assert "1 of the decisions differ from the recorded ones" in ran.stderr
 
     changed["form"] = 99
     ran = replay([changed])
@@ -104,4 +104,4 @@ def test_no_token_and_no_request_is_in_it(decisions):
 
 def test_a_request_whose_inputs_are_not_kept_says_so(recording):
     answer = httpx.get(f"{recording.state()['watch']}/decisions/nobody/inputs")
-    assert answer.status_code == 404 and "decisions_inputs_bytes" in answer.json()["error"]
+    assert answer.status_code == 404 and "decision_inputs_bytes_max" in answer.json()["error"]

@@ -114,26 +114,26 @@ def test_top_shows_nodes_and_engines(run, asked):
     for shown in ("prefill-1-node", "decode-1", "serving", asked):
         assert shown in ran.stdout
     state = json.loads(run("top", "--once", "--json").stdout)
-    assert [node["followed"] for node in state["cluster"]["nodes"]] == [True, True]
+    assert [node["connected"] for node in state["cluster"]["nodes"]] == [True, True]
 
 
 def test_what_is_wrong_is_said(cluster, run, request):
     unknown = run("explain", "nobody-asked-this")
-    assert unknown.returncode == 1 and "no decision for a request" in unknown.stderr
+    assert unknown.returncode == 1 and "no decision for the request" in unknown.stderr
     binary = request.config.getoption("--kvasir")
     line = [binary, "top", "--once", "--conductor", cluster.url]
     wrong = subprocess.run(line, capture_output=True, text=True, timeout=60)
-    assert wrong.returncode == 1 and "not the address of its API" in wrong.stderr, wrong.stderr
+    assert wrong.returncode == 1 and "not to the address of its HTTP API" in wrong.stderr, wrong.stderr
 
 
 def test_a_refusal_shows_each_candidate_in_a_browser_and_in_the_terminal(cluster, run, refused):
     _, explained = shown_in_browser(cluster, refused)
     terminal = run("explain", refused).stdout
     for text in (explained, terminal):
-        assert "prefill prefill-1@prefill-1-node: held" in text, text
-        assert "us: misses the objective for the first token" in text, text
-        assert "us: nobody to prefill in time" in text, text
-        assert "refused: no instance would answer within the objective" in text, text
+        assert "prefill prefill-1@prefill-1-node: cached" in text, text
+        assert "us: misses the TTFT objective" in text, text
+        assert "us: no prefill instance in time" in text, text
+        assert "refused: no instance can meet the TTFT objective" in text, text
     found = json.loads(run("explain", "--json", refused).stdout)["decisions"][-1]
     (prefill,) = found["refusal"]["prefill_candidates"]
     assert prefill["instance"] == "prefill-1" and prefill["verdict"] == "misses_ttft"

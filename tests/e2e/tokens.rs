@@ -31,7 +31,7 @@ async fn check_cases_apart(cases: &[Case], flags: &str, domain: &str) {
     let pages: usize = cases.iter().map(Case::prompt_pages).sum();
     let moved = "kvasir_transfer_bytes_total";
     // Counted where they are sent from: in shared memory the sender does the copying.
-    let sent = [("direction", "sent"), ("domain", domain)];
+    let sent = [("direction", "sent"), ("transport", domain)];
     let bytes = cluster.sum("prefill-1-node", moved, &sent).await;
     assert!(bytes >= (pages * BLOCK_BYTES) as f64, "{bytes} bytes sent for {pages} pages");
     let elsewhere = cluster.sum("prefill-1-node", moved, &sent[..1]).await - bytes;
@@ -40,14 +40,14 @@ async fn check_cases_apart(cases: &[Case], flags: &str, domain: &str) {
 
 #[tokio::test]
 async fn prefill_and_decode_apart_over_shared_memory_give_the_reference_tokens() {
-    check_apart(Variant::Plain, "--domain shm", "shm").await;
-    check_apart(Variant::YarnQlora, "--domain shm", "shm").await;
+    check_apart(Variant::Plain, "--transport shm", "shm").await;
+    check_apart(Variant::YarnQlora, "--transport shm", "shm").await;
 }
 
 #[tokio::test]
 async fn prefill_and_decode_apart_over_tcp_give_the_reference_tokens() {
-    check_apart(Variant::Plain, "--domain tcp", "tcp").await;
-    check_apart(Variant::YarnQlora, "--domain tcp", "tcp").await;
+    check_apart(Variant::Plain, "--transport tcp", "tcp").await;
+    check_apart(Variant::YarnQlora, "--transport tcp", "tcp").await;
 }
 
 #[tokio::test]
@@ -59,20 +59,20 @@ async fn prefill_and_decode_apart_over_verbs_give_the_reference_tokens() {
     let mut cases = Variant::Plain.cases();
     cases.retain(|case| case.prompt.len() <= EMULATED_TOKENS_MAX);
     assert!(cases.iter().any(|case| case.prompt_pages() > 1), "a prompt of several pages");
-    let patient = "--domain verbs --request-deadline-ms 600000 --ttft-objective-ms 600000";
+    let patient = "--transport verbs --request-timeout-ms 600000 --ttft-objective-ms 600000";
     check_cases_apart(&cases, &flags_for(Variant::Plain, patient), "verbs").await;
 }
 
 #[tokio::test]
 async fn chunks_of_16_tokens_give_the_reference_tokens() {
-    check_apart(Variant::Plain, "--chunk-tokens 16", "shm").await;
-    check_apart(Variant::YarnQlora, "--chunk-tokens 16 --domain tcp", "tcp").await;
+    check_apart(Variant::Plain, "--prefill-chunk-tokens 16", "shm").await;
+    check_apart(Variant::YarnQlora, "--prefill-chunk-tokens 16 --transport tcp", "tcp").await;
 }
 
 #[tokio::test]
 async fn chunks_of_64_tokens_give_the_reference_tokens() {
-    check_apart(Variant::Plain, "--chunk-tokens 64 --domain tcp", "tcp").await;
-    check_apart(Variant::YarnQlora, "--chunk-tokens 64", "shm").await;
+    check_apart(Variant::Plain, "--prefill-chunk-tokens 64 --transport tcp", "tcp").await;
+    check_apart(Variant::YarnQlora, "--prefill-chunk-tokens 64", "shm").await;
 }
 
 #[tokio::test]
@@ -99,7 +99,7 @@ async fn one_engine_for_both_gives_the_reference_tokens_and_moves_nothing() {
 
 #[tokio::test]
 async fn a_prefix_hit_on_the_same_node_gives_the_same_tokens_and_is_reported() {
-    for flags in ["--both 1", "--domain shm", "--domain tcp"] {
+    for flags in ["--both 1", "--transport shm", "--transport tcp"] {
         let cluster = Cluster::start(flags).await;
         let case = Variant::Plain.longest();
         let first = check_case(&cluster, &case).await;
@@ -111,7 +111,7 @@ async fn a_prefix_hit_on_the_same_node_gives_the_same_tokens_and_is_reported() {
 
 #[tokio::test]
 async fn thirty_two_requests_at_once_give_the_reference_tokens() {
-    for flags in ["--domain shm", "--domain tcp --chunk-tokens 64", "--both 1"] {
+    for flags in ["--transport shm", "--transport tcp --prefill-chunk-tokens 64", "--both 1"] {
         let cluster = Cluster::start(flags).await;
         let cases: Vec<Case> = Variant::Plain.cases().into_iter().cycle().take(32).collect();
         join_all(cases.iter().map(|case| check_case(&cluster, case))).await;
@@ -120,7 +120,7 @@ async fn thirty_two_requests_at_once_give_the_reference_tokens() {
 
 #[tokio::test]
 async fn without_the_push_no_request_is_answered() {
-    let cluster = Cluster::start("--no-push --request-deadline-ms 2000").await;
+    let cluster = Cluster::start("--no-push --request-timeout-ms 2000").await;
     let case = &Variant::Plain.cases()[0];
     let (status, answer) = cluster.complete(&case.prompt, 4).await;
     assert_eq!(status, 504, "{answer}");

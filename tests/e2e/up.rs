@@ -55,13 +55,13 @@ fn what_cannot_work_is_refused_in_one_sentence_before_anything_starts() {
         .expect("written");
     check_refused(&["up", "--model", folder], &[folder]);
 
-    check_refused(&["up", "--arena-bytes", "900TiB"], &["--arena-bytes", "MiB", "available"]);
-    check_refused(&["up", "--arena-bytes", "5000"], &["--arena-bytes", "4096"]);
-    check_refused(&["up", "--arena-bytes", "8192"], &["--arena-bytes 8192", "blocks", "or more"]);
-    check_refused(&["up", "--prefill", "0"], &["--prefill 0"]);
-    check_refused(&["up", "--both", "0"], &["--both 0"]);
+    check_refused(&["up", "--dram-bytes", "900TiB"], &["--dram-bytes", "MiB", "available"]);
+    check_refused(&["up", "--dram-bytes", "5000"], &["--dram-bytes", "4096"]);
+    check_refused(&["up", "--dram-bytes", "8192"], &["--dram-bytes 8192", "blocks", "or more"]);
+    check_refused(&["up", "--prefill", "0"], &["--prefill must be at least 1"]);
+    check_refused(&["up", "--both", "0"], &["--both must be at least 1"]);
     check_refused(&["up", "--decode", "1000"], &["64"]);
-    check_refused(&["up", "--chunk-tokens", "0"], &["--chunk-tokens"]);
+    check_refused(&["up", "--prefill-chunk-tokens", "0"], &["--prefill-chunk-tokens"]);
 }
 
 #[test]
@@ -79,9 +79,13 @@ fn an_unknown_key_is_refused_with_the_nearest_known_one() {
         std::fs::write(&file, text).expect("written");
         check_refused(&[daemon, "--config", file.to_str().expect("UTF-8")], words);
     };
-    check("store-node", "arena_byte = 1", &["`arena_byte`", "`arena_bytes`"]);
+    check("store-node", "dram_byte = 1", &["`dram_byte`", "`dram_bytes`"]);
     check("store-node", "verify.tpc = true", &["`verify.tpc`", "`tcp`"]);
-    check("engine", "chunk_token = 1", &["`chunk_token`", "`chunk_tokens`"]);
+    check(
+        "engine",
+        "prefill_chunk_token = 1",
+        &["`prefill_chunk_token`", "`prefill_chunk_tokens`"],
+    );
     check("conductor", "lisen = 1", &["`lisen`", "`listen`"]);
     check("conductor", "lease_ms = 1", &["`lease_ms`"]);
 }

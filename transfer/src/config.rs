@@ -63,18 +63,18 @@ impl Domain {
     }
 }
 
-/// Whether writes that carry a checksum are verified as they land.
+/// Verification of the checksums of writes on arrival.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
 )]
 #[serde(deny_unknown_fields, default)]
 pub struct Verify {
-    /// Over TCP, by the receiver. On unless it is switched off: a flipped bit is a wrong answer.
+    /// Over TCP, by the receiver. A flipped bit that is not detected changes an answer.
     pub tcp: bool,
-    /// In shared memory, by the sender, after the copy: it guards against rot in memory only.
+    /// In shared memory, by the sender, after the copy. It detects memory corruption only.
     pub shm: bool,
-    /// Over RDMA, by the sender, before it posts the write: it guards against rot in memory only. The
-    /// wire has a checksum of its own, from card to card.
+    /// Over RDMA, by the sender, before it posts the write. It detects memory corruption only; NICs verify a
+    /// checksum of their own.
     pub verbs: bool,
     /// Over EFA, as over RDMA.
     pub efa: bool,
@@ -102,6 +102,8 @@ impl Verify {
 pub struct TransferConfig {
     /// For logs and thread names.
     pub name: String,
+    /// The names of all metrics start with it. Two engines that share a registry need different ones.
+    pub metrics_prefix: &'static str,
     /// Used where the peer can be reached by it; otherwise the others are, shm before verbs and efa,
     /// and these before tcp.
     pub preferred: Domain,
@@ -126,7 +128,7 @@ pub struct TransferConfig {
     /// are used here; see [`crate::topology`].
     pub topology: Option<Topology>,
     /// Bytes per second that this engine sends at most, over all peers; 0 for no limit.
-    pub throttle_bytes_per_s: u64,
+    pub send_bytes_per_s_max: u64,
     pub verify: Verify,
     /// Operations that are under way at once, expectations that wait, and words that are watched; beyond
     /// any of the three the call answers [`Full`](crate::SubmitError::Full).
@@ -187,6 +189,7 @@ impl Default for TransferConfig {
     fn default() -> Self {
         TransferConfig {
             name: "transfer".into(),
+            metrics_prefix: "kvasir_transfer",
             preferred: Domain::Shm,
             tcp_listen: None,
             tcp_advertise: None,
@@ -195,7 +198,7 @@ impl Default for TransferConfig {
             verbs: None,
             efa: None,
             topology: None,
-            throttle_bytes_per_s: 0,
+            send_bytes_per_s_max: 0,
             verify: Verify::default(),
             operations_max: 65_536,
             message_bytes_max: 64 << 10,
@@ -216,26 +219,30 @@ impl Default for TransferConfig {
     }
 }
 
-/// Certificates of a node, or of an engine that sends queries to nodes, towards other nodes, in PEM. Part of the
-/// configuration of both.
+/// Certificates for connections between nodes, and between engines and nodes. Part of the configuration of both.
 #[derive(
     Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
 )]
 #[serde(deny_unknown_fields, default)]
 pub struct TransferTls {
-    /// Its own certificate, and those between it and the authority.
-    pub certificate: Option<PathBuf>,
-    /// The certificate's private key.
-    pub key: Option<PathBuf>,
-    /// Certificates of the authorities that nodes of this cluster have theirs from.
-    pub authority: Option<PathBuf>,
-    /// The DNS name that the certificate of every node is valid for.
-    pub name: String,
+    /// Certificate chain in PEM: the certificate, then its intermediates.
+    pub certificate_file: Option<PathBuf>,
+    /// Private key of the certificate in PEM.
+    pub key_file: Option<PathBuf>,
+    /// CA certificates in PEM that verify the certificates of the other nodes.
+    pub ca_file: Option<PathBuf>,
+    /// DNS name for which the certificate of every node is valid.
+    pub server_name: String,
 }
 
 impl Default for TransferTls {
     fn default() -> Self {
-        TransferTls { certificate: None, key: None, authority: None, name: "kvasir".into() }
+        TransferTls {
+            certificate_file: None,
+            key_file: None,
+            ca_file: None,
+            server_name: "kvasir".into(),
+        }
     }
 }
 
@@ -245,16 +252,13 @@ impl TransferTls {
     /// # Errors
     /// A sentence, when only some of the files are set.
     pub fn files(&self) -> Result<Option<TlsFiles>, String> {
-        let TransferTls { certificate, key, authority, name } = self.clone();
-        match (certificate, key, authority) {
+        let TransferTls { certificate_file, key_file, ca_file, server_name } = self.clone();
+        match (certificate_file, key_file, ca_file) {
             (None, None, None) => Ok(None),
             (Some(certificate), Some(key), Some(authority)) => {
-                Ok(Some(TlsFiles { certificate, key, authority, name }))
+                Ok(Some(TlsFiles { certificate, key, authority, name: server_name }))
             }
-            _ => {
-                Err("`transfer_tls` needs `certificate`, `key` and `authority`, or none of them"
-                    .into())
-            }
+            _ => Err("`transfer_tls` needs all of `certificate_file`, `key_file` and `ca_file`, or none of them".into()),
         }
     }
 }

@@ -15,11 +15,11 @@ pub const DESCRIPTORS_MAX: usize = 16;
 /// Why descriptors could not be passed.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptorError {
-    #[error("{0} descriptors are more than {DESCRIPTORS_MAX}")]
+    #[error("{0} descriptors exceed the maximum of {DESCRIPTORS_MAX}")]
     TooMany(usize),
-    #[error("a payload is needed to carry descriptors")]
+    #[error("descriptors need a payload of at least one byte")]
     Empty,
-    #[error("only a part was sent or received")]
+    #[error("only a part of the message was sent or received")]
     Truncated,
     /// Try again when the socket is ready.
     #[error("the socket is not ready")]

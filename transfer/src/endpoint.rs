@@ -42,7 +42,7 @@ pub struct ShmAddress {
 /// Bytes that are not what they should be.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    #[error("version {got} is not known here ({known} is)")]
+    #[error("version {got} is unknown; this program supports {known}")]
     Version { got: u32, known: u32 },
     #[error("field `{0}` is malformed")]
     Field(&'static str),

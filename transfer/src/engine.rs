@@ -103,11 +103,13 @@ impl Default for Handlers {
 /// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("neither `tcp_listen` nor `run_dir` is set: peers could not reach this engine")]
+    #[error("neither `tcp_listen` nor `run_dir` is set: peers cannot reach this engine")]
     NoDomain,
     #[error("`{0}` is out of range")]
     Config(&'static str),
-    #[error("`tcp_advertise` is needed when `tcp_listen` ({0}) is no address of one host")]
+    #[error(
+        "`tcp_advertise` is required because `tcp_listen` ({0}) is not the address of one host"
+    )]
     Advertise(std::net::SocketAddr),
     #[error("cannot listen on {what}")]
     Listen {
@@ -115,7 +117,7 @@ pub enum StartError {
         #[source]
         source: std::io::Error,
     },
-    #[error("memory for the shm domain")]
+    #[error("cannot create the memory of the shm transport")]
     Memory(#[from] MemoryError),
     #[error("{call}")]
     System {
@@ -125,15 +127,15 @@ pub enum StartError {
     },
     #[error("TLS")]
     Tls(#[from] TlsError),
-    #[error("the {0} domain cannot be used: {1}")]
+    #[error("cannot use the {0} transport: {1}")]
     Card(&'static str, String),
-    #[error("the topology cannot be used")]
+    #[error("cannot use the topology")]
     Topology(#[from] TopologyError),
-    #[error("the verbs and efa domains need `tcp_listen`: peers connect there first")]
+    #[error("the verbs and efa transports need `tcp_listen`: peers connect there first")]
     RdmaWithoutTcp,
-    #[error("`verbs` and `efa` cannot both be set: an engine drives cards of one kind")]
+    #[error("`verbs` and `efa` cannot both be set: an engine uses NICs of one kind")]
     TwoCards,
-    #[error("metrics are registered already")]
+    #[error("the metrics are already registered")]
     Metrics(#[from] prometheus::Error),
 }
 
@@ -141,7 +143,7 @@ pub enum StartError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// Too much is under way: try again later.
-    #[error("too many operations are under way")]
+    #[error("too many operations are in flight")]
     Full,
     /// It could never succeed.
     #[error("invalid: {0}")]
@@ -152,7 +154,7 @@ pub enum SubmitError {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    #[error("the endpoint has no address that can be reached from here")]
+    #[error("no address of the endpoint can be reached from this host")]
     Unreachable,
     #[error("too many peers")]
     TooMany,
@@ -160,7 +162,7 @@ pub enum ConnectError {
 
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    #[error("memory that is mapped read-only cannot be a target")]
+    #[error("read-only memory cannot be a target")]
     ReadOnly,
     #[error("too many regions")]
     TooMany,
@@ -265,7 +267,7 @@ impl TransferEngine {
     /// [`SubmitError`]; `Invalid` when the region was registered with another engine.
     pub fn revoke(&self, region: &RegionHandle, done: Completion) -> Result<(), SubmitError> {
         if region.incarnation != self.incarnation() {
-            return Err(SubmitError::Invalid("the region is another engine's"));
+            return Err(SubmitError::Invalid("the region belongs to another engine"));
         }
         self.shared.submit(Command::Revoke { key: region.key, done: Waiter::new(done) })
     }
@@ -351,7 +353,7 @@ impl TransferEngine {
     /// [`SubmitError::Invalid`] when the session is over.
     pub fn set_wanted(&self, peer: PeerId, wanted: bool) -> Result<(), SubmitError> {
         if !self.shared.peers().is_current(peer) {
-            return Err(SubmitError::Invalid("the session is over"));
+            return Err(SubmitError::Invalid("the session has ended"));
         }
         self.shared.submit(Command::Want { peer, wanted })
     }
@@ -445,7 +447,7 @@ impl TransferEngine {
     pub fn expect_imm(&self, expect: Expect, done: Completion) -> Result<(), SubmitError> {
         let Expect { imm, count, deadline } = expect;
         if count == 0 {
-            return Err(SubmitError::Invalid("a count of 0 is reached already"));
+            return Err(SubmitError::Invalid("the count must be above 0"));
         }
         let deadline_us =
             deadline.map_or(u64::MAX, |from_now| deadline_us(self.shared.now_us(), from_now));
@@ -559,7 +561,7 @@ impl Drop for TransferEngine {
             && worker.thread().id() != std::thread::current().id()
             && worker.join().is_err()
         {
-            tracing::error!(engine = %self.shared.config.name, "the worker has panicked");
+            tracing::error!(engine = %self.shared.config.name, "the worker panicked");
         }
     }
 }

@@ -86,5 +86,5 @@ pub use kvasir_checksum::{Checksum, Stores, checksum, fold};
 
 /// Its example is compiled and run as everybody else's.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
+#[doc = include_str!("../../docs/integrate/transfer.md")]
 struct Readme;

@@ -57,7 +57,7 @@ pub enum Access {
 pub enum MemoryError {
     #[error("shared memory must have at least one byte")]
     Empty,
-    #[error("the descriptor has {actual} bytes; {wanted} were announced")]
+    #[error("the descriptor has {actual} bytes, but {wanted} were announced")]
     Size { actual: u64, wanted: u64 },
     #[error("the descriptor is not sealed against shrinking")]
     NotSealed,
@@ -515,7 +515,7 @@ mod tests {
         let (reader, writer) = rustix::pipe::pipe().expect("descriptors");
         rustix::io::write(&writer, b"abcdefgh").expect("it fits");
         let mut behind = [0; 3];
-        let range = memory.writable(4090, 4).expect("it lies inside");
+        let range = memory.writable(4090, 4).expect("the range is inside the memory");
         assert_eq!(range.read(reader.as_fd(), &mut behind), Ok(7));
         assert_eq!(&behind, b"efg");
         let mut bytes = [1; 6];

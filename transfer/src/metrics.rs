@@ -55,8 +55,8 @@ pub(crate) struct Metrics {
     signalled: IntCounter,
     counted: IntCounter,
     pub(crate) imm_counters: IntGauge,
-    pub(crate) imm_early_forgotten: IntGauge,
-    pub(crate) imm_excess: IntGauge,
+    pub(crate) imm_early_discarded: IntCounter,
+    pub(crate) imm_excess: IntCounter,
     pub(crate) operations: IntGauge,
     /// Message buffers that are with the application.
     pub(crate) message_buffers: IntGauge,
@@ -66,43 +66,55 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+    pub(crate) fn register(registry: &Registry, prefix: &str) -> Result<Self, prometheus::Error> {
         let vector = |name: &str, help: &str, labels: &[&str]| {
-            let vector =
-                IntCounterVec::new(Opts::new(format!("kvasir_transfer_{name}"), help), labels)?;
+            let vector = IntCounterVec::new(Opts::new(format!("{prefix}_{name}"), help), labels)?;
             registry.register(Box::new(vector.clone()))?;
             Ok::<_, prometheus::Error>(vector)
         };
         let gauge = |name: &str, help: &str| {
-            let gauge = IntGauge::new(format!("kvasir_transfer_{name}"), help)?;
+            let gauge = IntGauge::new(format!("{prefix}_{name}"), help)?;
             registry.register(Box::new(gauge.clone()))?;
             Ok::<_, prometheus::Error>(gauge)
         };
-        let both = ["domain", "direction"];
-        let bytes = vector("bytes_total", "Bytes of writes.", &both)?;
-        let writes = vector(
-            "writes_total",
-            "Writes with an immediate, as they are sent and as they are counted.",
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounter::new(format!("{prefix}_{name}"), help)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        let both = ["transport", "direction"];
+        let bytes = vector("bytes_total", "Bytes of writes, by transport and direction.", &both)?;
+        let writes =
+            vector("writes_total", "Writes with an immediate, by transport and direction.", &both)?;
+        let messages = vector(
+            "messages_total",
+            "Messages sent, received, and received again after a failover, by transport and direction.",
             &both,
         )?;
-        let messages = vector("messages_total", "Messages.", &both)?;
-        let refused =
-            vector("refused_total", "Writes and messages refused.", &["domain", "reason"])?;
-        let corrupt = vector("corrupt_total", "Writes whose checksum did not agree.", &["domain"])?;
+        let refused = vector(
+            "refused_total",
+            "Refused writes and messages, by transport and reason.",
+            &["transport", "reason"],
+        )?;
+        let corrupt = vector(
+            "corrupt_writes_total",
+            "Writes whose checksum did not match, by transport.",
+            &["transport"],
+        )?;
         let closed = vector(
             "connections_closed_total",
-            "Connections that did not end in peace.",
-            &["domain", "reason"],
+            "Connections and sessions that ended with an error, by transport and reason.",
+            &["transport", "reason"],
         )?;
         let paused = vector(
-            "ways_paused_total",
-            "Connections that are not made anew at once, because those by the same way ended again and again.",
-            &["domain"],
+            "paths_paused_total",
+            "Pauses before a reconnection, after repeated failures of a path, by transport.",
+            &["transport"],
         )?;
         let told = vector(
             "signalled_total",
-            "Transfers of put-with-signal that have ended, by how their peers are told.",
-            &["by"],
+            "Finished put-with-signal transfers, by the method that notifies the peer.",
+            &["method"],
         )?;
         let domain = |domain: Domain| {
             let label = domain.label();
@@ -128,14 +140,14 @@ impl Metrics {
             }
         };
         let refused_datagrams = vector(
-            "card_datagrams_refused_total",
-            "Datagrams to a network card that belong to no handshake of it.",
-            &["domain", "card"],
+            "nic_datagrams_refused_total",
+            "Datagrams to a NIC that belong to none of its handshakes.",
+            &["transport", "nic"],
         )?;
         let card_bytes = vector(
-            "card_bytes_total",
-            "Bytes of writes, by network card. A card tells its receiver of counted writes only.",
-            &["domain", "card", "direction"],
+            "nic_bytes_total",
+            "Bytes of writes, by NIC. The receiver sees counted writes only.",
+            &["transport", "nic", "direction"],
         )?;
         Ok(Metrics {
             card_bytes: CardBytes(card_bytes, refused_datagrams),
@@ -145,19 +157,25 @@ impl Metrics {
             efa: domain(Domain::Efa),
             signalled: told.with_label_values(&["signal"]),
             counted: told.with_label_values(&["counter"]),
-            imm_counters: gauge("imm_counters", "Immediates that are counted or remembered.")?,
-            imm_early_forgotten: gauge(
-                "imm_early_forgotten",
-                "Early counts forgotten for lack of room since the start.",
+            imm_counters: gauge(
+                "imm_counters",
+                "Immediates that are expected, reached or counted early.",
             )?,
-            imm_excess: gauge("imm_excess", "Arrivals beyond their count since the start.")?,
+            imm_early_discarded: counter(
+                "imm_early_discarded_total",
+                "Early counts of immediates discarded for lack of space.",
+            )?,
+            imm_excess: counter("imm_excess_total", "Arrivals beyond the expected count.")?,
             message_buffers: gauge(
                 "message_buffers",
-                "Messages of peers that the application holds.",
+                "Messages of peers whose buffers the application holds.",
             )?,
-            operations: gauge("operations", "Operations under way.")?,
-            connections: gauge("connections", "Connections, both directions.")?,
-            quiescing: gauge("quiescing", "Revocations and cut-offs that wait for a writer.")?,
+            operations: gauge("operations_in_flight", "Operations in flight.")?,
+            connections: gauge("connections", "Open connections, in both directions.")?,
+            quiescing: gauge(
+                "revocations_pending",
+                "Revocations and cut-offs that wait for a writer to stop.",
+            )?,
         })
     }
 

@@ -218,7 +218,7 @@ mod tests {
         peers.end_session(connected);
         use_all(&mut peers, 5000..5000 + PEERS_MAX as u64);
         assert!(!peers.is_current(connected));
-        assert_eq!(peers.admit(9999, 0), Ok(()), "nobody was cut off");
+        assert_eq!(peers.admit(9999, 0), Ok(()), "no peer was cut off");
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
         assert!(!peers.peers.contains_key(&1));
         let cut_unknown = peers.cut_unknown;
         for before in 0..cut_unknown {
-            assert_eq!(peers.admit(1, before), Err(cut_unknown), "what it began before");
+            assert_eq!(peers.admit(1, before), Err(cut_unknown), "an earlier session");
         }
         assert_eq!(peers.admit(1, cut_unknown), Ok(()), "it has learned of it");
         // A stranger is told the count, and knows it in its next session.

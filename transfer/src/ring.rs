@@ -28,7 +28,7 @@ const WRAP: u32 = u32::MAX;
 pub enum PushError {
     #[error("the ring is full")]
     Full,
-    #[error("a record of {bytes} bytes is longer than the ring takes ({max})")]
+    #[error("a record of {bytes} bytes exceeds the maximum of the ring ({max} bytes)")]
     TooLong { bytes: usize, max: usize },
     #[error(transparent)]
     Corrupt(#[from] Corrupt),

@@ -90,9 +90,9 @@ pub struct GroupMember {
 /// Why a group was not registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
-    #[error("a group has at least one member")]
+    #[error("a group must have at least one member")]
     Empty,
-    #[error("a group of {0} is larger than {GROUP_MEMBERS_MAX}")]
+    #[error("a group of {0} members exceeds the maximum of {GROUP_MEMBERS_MAX}")]
     TooLarge(usize),
 }
 
@@ -204,7 +204,8 @@ impl Unjoined {
         for slice in slices {
             let ScatterSlice { member, source_offset, target_offset, bytes, imm } = slice;
             let member = peers.members().get(member);
-            let member = member.ok_or(SubmitError::Invalid("a slice names no member"))?;
+            let member =
+                member.ok_or(SubmitError::Invalid("a slice names a member that does not exist"))?;
             let shape = Shape::Single { source_offset, target_offset, bytes, checksum: None };
             shape.check(payload.len() as u64).map_err(SubmitError::Invalid)?;
             bodies.push((member.peer, body(shape, member, imm, group)));
@@ -250,7 +251,7 @@ fn check_group(peers: &PeerGroup, incarnation: u64) -> Result<(), SubmitError> {
     if peers.0.incarnation == incarnation {
         Ok(())
     } else {
-        Err(SubmitError::Invalid("the peer group is another engine's"))
+        Err(SubmitError::Invalid("the peer group belongs to another engine"))
     }
 }
 

@@ -218,10 +218,10 @@ impl Unjoined {
         let mut transfers = Vec::with_capacity(call.transfers.len());
         for SignalledPut { peer, puts, signal } in std::mem::take(&mut call.transfers) {
             if !(1..=PUTS_MAX).contains(&puts.len()) {
-                return Err(SubmitError::Invalid("a transfer has 1 to `PUTS_MAX` puts"));
+                return Err(SubmitError::Invalid("a transfer must have 1 to `PUTS_MAX` puts"));
             }
             if !signal.offset.is_multiple_of(8) || signal.offset.checked_add(8).is_none() {
-                return Err(SubmitError::Invalid("a signal lies at a multiple of 8"));
+                return Err(SubmitError::Invalid("the offset of a signal must be a multiple of 8"));
             }
             let targets = puts.iter().map(|put| put.target).chain([signal.target]);
             described.extend(targets.filter_map(|of| Some((peer, of.described()?))));

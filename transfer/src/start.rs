@@ -68,14 +68,14 @@ pub(crate) fn make(
         None => None,
     };
     let tls = config.tcp_tls.as_ref().map(Tls::load).transpose()?;
-    let metrics = Metrics::register(registry)?;
+    let metrics = Metrics::register(registry, config.metrics_prefix)?;
     let (cards, memories, nearness) = open_cards(&config, &metrics)?;
     if !cards.is_empty() {
         let addresses = cards.iter().map(|(_, card)| card.address()).collect();
         endpoint.rdma = Some(RdmaAddress { cards: addresses, nearness: nearness.clone() });
     }
     let sender = Sender::new(Limits {
-        throttle_bytes_per_s: config.throttle_bytes_per_s,
+        send_bytes_per_s_max: config.send_bytes_per_s_max,
         peer_timeout_us: config.peer_timeout_ms * 1000,
         grace_us: config.failover_grace_ms * 1000,
         path_imms_max: PATH_IMMS_MAX,

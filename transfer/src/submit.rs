@@ -108,7 +108,7 @@ pub(crate) fn source(source: Source) -> Result<(Payload, u64, u64), SubmitError>
             Ok((Payload::from(handle), offset as u64, bytes as u64))
         }
         Source::Inline(bytes) if bytes.len() > INLINE_BYTES_MAX => {
-            Err(SubmitError::Invalid("an inline source of more than 64 MiB"))
+            Err(SubmitError::Invalid("an inline source must have at most 64 MiB"))
         }
         Source::Inline(bytes) => {
             let length = bytes.len() as u64;

@@ -77,7 +77,7 @@ class Processes:
 def start_kvasir(processes, binary, folder, name, servers, keys):
     port = free_port()
     lines = [f'{listen} = "127.0.0.1:{at}"' for listen, at in
-             (("listen", port), ("grpc_listen", free_port()), ("watch_listen", free_port()))]
+             (("listen", port), ("grpc_listen", free_port()), ("monitor_listen", free_port()))]
     if keys:
         path = os.path.join(folder, "keys.toml")
         with open(path, "w") as file:

@@ -56,7 +56,7 @@ impl Index for Ours {
 
     fn lookup(&self, query: &Vec<BlockKey>) -> (u32, usize) {
         let matched = self.reader.match_prefix(query);
-        let held = (0..self.nodes).map(|node| matched.held_blocks(NodeIndex(node)));
+        let held = (0..self.nodes).map(|node| matched.cached_blocks(NodeIndex(node)));
         held.fold((0, 0), |(most, nodes), held| (most.max(held), nodes + usize::from(held > 0)))
     }
 

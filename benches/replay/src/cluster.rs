@@ -15,14 +15,14 @@ use crate::roles::BalanceFile;
 /// Why a cluster file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    #[error("the cluster file cannot be read")]
+    #[error("cannot read the cluster file")]
     Read(#[from] std::io::Error),
-    #[error("the cluster file is wrong: {0}")]
+    #[error("invalid cluster file: {0}")]
     Parse(String),
-    #[error("the cluster file is wrong: `{0}` must be more than zero")]
+    #[error("invalid cluster file: `{0}` must be above 0")]
     NotPositive(&'static str),
     #[error(
-        "the cluster file is wrong: `balance.window_ms` must be 1 to 4096 times `balance.sample_ms`"
+        "invalid cluster file: `balance.window_ms` must be 1 to 4096 times `balance.sample_interval_ms`"
     )]
     Window,
 }
@@ -114,13 +114,14 @@ pub struct PolicyConstants {
     /// Of the policy `global`.
     pub kvcache_balancing_threshold: f64,
     /// Of the policy `kvasir`.
-    pub rank_stretch: f64,
+    pub shortest_prefill_first_factor: f64,
 }
 
 impl Default for PolicyConstants {
     fn default() -> Self {
-        let Policy { kvcache_balancing_threshold, rank_stretch, .. } = Policy::default();
-        PolicyConstants { kvcache_balancing_threshold, rank_stretch }
+        let Policy { kvcache_balancing_threshold, shortest_prefill_first_factor, .. } =
+            Policy::default();
+        PolicyConstants { kvcache_balancing_threshold, shortest_prefill_first_factor }
     }
 }
 
@@ -165,9 +166,10 @@ impl Cluster {
             ("decode.join_bytes_per_s", decode.join_bytes_per_s),
             ("network.bytes_per_s", network.bytes_per_s),
         ];
-        if let Some(BalanceFile { sample_ms, window_ms, .. }) = self.balance
-            && (sample_ms == 0
-                || !(sample_ms..=sample_ms.saturating_mul(4_096)).contains(&window_ms))
+        if let Some(BalanceFile { sample_interval_ms, window_ms, .. }) = self.balance
+            && (sample_interval_ms == 0
+                || !(sample_interval_ms..=sample_interval_ms.saturating_mul(4_096))
+                    .contains(&window_ms))
         {
             return Err(ClusterError::Window);
         }
@@ -235,8 +237,8 @@ impl Cluster {
             selection,
             admission,
             kvcache_balancing_threshold: self.policy.kvcache_balancing_threshold,
-            always_fetch: selection == Selection::Global,
-            rank_stretch: self.policy.rank_stretch,
+            always_fetch: selection == Selection::KvcacheCentric,
+            shortest_prefill_first_factor: self.policy.shortest_prefill_first_factor,
             decode_load_margin: 0.0,
             ..Policy::default()
         }

@@ -176,8 +176,8 @@ impl NodeCache {
                 namespace: NAMESPACE,
                 keys: request.keys,
                 tenant: CONTEXT_TENANT,
-                until_unix_ms: CONTEXT_UNTIL_MS,
-                since_unix_ms: Some(now_ms),
+                expires_unix_ms: CONTEXT_UNTIL_MS,
+                created_unix_ms: Some(now_ms),
                 copies: 1,
             };
             // Refused where the context cache is full: then it is a prompt like others.

@@ -144,7 +144,7 @@ pub fn plot(hits: &[PoolHits]) -> String {
         }
     }
     lines.iter_mut().for_each(|(_, points)| points.sort_by(|a, b| a.0.total_cmp(&b.0)));
-    plot::page(&[plot::lines("hit ratio by blocks, over millions of tokens in memory", &lines)])
+    plot::page(&[plot::lines("block hit ratio by millions of tokens in DRAM", &lines)])
 }
 
 /// An object with the list `pools`.

@@ -37,7 +37,7 @@ pub fn table(summaries: &[Summary]) -> String {
 pub fn effects(summaries: &[Summary]) -> String {
     let mut text = String::from(
         "| policy | effective | refused | dropped | late | slow | prefill GPU s wasted: all | dropped | missed | useful | \
-         prefill load: mean | deviation | TBT prediction: error | bias | likely: predicted | measured | error |\n\
+         prefill load: mean | deviation | TBT prediction: error | bias | TBT attainment: predicted | measured | error |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for summary in summaries {
@@ -73,7 +73,7 @@ pub fn roles(summaries: &[Summary]) -> String {
     let mut text = String::new();
     for summary in summaries {
         let Some(told) = &summary.roles else { continue };
-        let _ = write!(text, "{}: {} changes of role;", summary.name(), told.changes);
+        let _ = write!(text, "{}: {} role changes;", summary.name(), told.changes);
         for (at_s, prefills, decodes) in &told.steps {
             let _ = write!(text, " {at_s:.0} s: {prefills} + {decodes},");
         }
@@ -112,10 +112,10 @@ pub fn plot(summaries: &[Summary]) -> String {
     let mut panels = vec![
         plot::distribution("time to first token, s", &curves(|summary| &summary.ttfts_s)),
         plot::distribution(
-            "time between tokens of a request, the mean of its longest tenth, s",
+            "time between tokens, mean of the longest tenth of each request, s",
             &curves(|summary| &summary.tbts_s),
         ),
-        bars("blocks of prompts that were not computed, of all", &|summary| {
+        bars("block hit ratio", &|summary| {
             (summary.block_hit_ratio, format!("{:.3}", summary.block_hit_ratio))
         }),
     ];
@@ -123,8 +123,8 @@ pub fn plot(summaries: &[Summary]) -> String {
         let effect = |summary: &Summary| summary.effect.unwrap_or_default();
         panels.extend([
             bars("requests within their objectives", &|summary| count(effect(summary).effective)),
-            bars("requests refused when they came", &|summary| count(summary.rejected)),
-            bars("prefill that was of no use, s of one node", &|summary| {
+            bars("requests refused at arrival", &|summary| count(summary.rejected)),
+            bars("wasted prefill, s of one node", &|summary| {
                 let wasted_s = effect(summary).wasted_prefill_gpu_s;
                 (wasted_s, format!("{wasted_s:.0}"))
             }),

@@ -13,13 +13,13 @@ use crate::trace::mix;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BalanceFile {
-    pub sample_ms: u64,
+    pub sample_interval_ms: u64,
     pub window_ms: u64,
     pub dwell_ms: u64,
-    pub changes_max: usize,
+    pub concurrent_role_changes_max: usize,
     pub margin: f64,
-    pub prefills_min: usize,
-    pub decodes_min: usize,
+    pub prefill_instances_min: usize,
+    pub decode_instances_min: usize,
     pub load_high: f64,
     pub load_low: f64,
 }
@@ -28,21 +28,21 @@ impl Default for BalanceFile {
     fn default() -> Self {
         let BalanceOptions {
             window_us,
-            changes_max,
+            concurrent_role_changes_max,
             margin,
-            prefills_min,
-            decodes_min,
+            prefill_instances_min,
+            decode_instances_min,
             load_high,
             load_low,
         } = BalanceOptions::default();
         BalanceFile {
-            sample_ms: 500,
+            sample_interval_ms: 500,
             window_ms: window_us / 1_000,
             dwell_ms: 120_000,
-            changes_max,
+            concurrent_role_changes_max,
             margin,
-            prefills_min,
-            decodes_min,
+            prefill_instances_min,
+            decode_instances_min,
             load_high,
             load_low,
         }
@@ -53,10 +53,10 @@ impl BalanceFile {
     fn options(&self, objectives: Objectives) -> RolesOptions {
         let balance = BalanceOptions {
             window_us: self.window_ms.saturating_mul(1_000),
-            changes_max: self.changes_max,
+            concurrent_role_changes_max: self.concurrent_role_changes_max,
             margin: self.margin,
-            prefills_min: self.prefills_min,
-            decodes_min: self.decodes_min,
+            prefill_instances_min: self.prefill_instances_min,
+            decode_instances_min: self.decode_instances_min,
             load_high: self.load_high,
             load_low: self.load_low,
         };
@@ -90,7 +90,7 @@ impl Changing {
     ) -> Self {
         Changing {
             roles: Roles::new(file.options(objectives)),
-            sample_us: file.sample_ms.max(1) * 1_000,
+            sample_us: file.sample_interval_ms.max(1) * 1_000,
             looked: 0,
             told: RolesTold { changes: 0, steps: vec![(0.0, prefills, decodes)] },
         }
@@ -114,7 +114,7 @@ impl Changing {
         for change in plans.iter().flat_map(|(_, plan)| &plan.changes) {
             let found = view.instances().iter().find(|i| i.reference() == change.instance);
             let Some(report) = found.map(|i| i.report().clone()) else { continue };
-            view.report(InstanceReport { plays: Some(change.to), ..report }, now_us);
+            view.report(InstanceReport { current_role: Some(change.to), ..report }, now_us);
             let count = |role| view.instances().iter().filter(|i| i.role() == role).count();
             let at_s = now_us.saturating_sub(since_us) as f64 / 1e6;
             self.told.changes += 1;

@@ -59,7 +59,7 @@ impl Options {
 /// Why a replay cannot begin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayError {
-    #[error("{nodes} nodes are more than one index holds")]
+    #[error("{nodes} nodes are too many for one index")]
     TooManyNodes { nodes: u32 },
 }
 
@@ -152,7 +152,7 @@ struct Replay<'a> {
     bytes_per_us: f64,
     running_max: u32,
     chunk_us: u64,
-    rank_stretch: f64,
+    shortest_prefill_first_factor: f64,
     prefill_time: PrefillTime,
     decode_time: DecodeTime,
     view: ClusterView,
@@ -193,7 +193,7 @@ impl<'a> Replay<'a> {
             let role = if node.0 < prefills { Role::Prefill } else { Role::Decode };
             let mut report = report(cluster, node, role);
             if cluster.balance.is_some() {
-                (report.role, report.plays) = (Role::Both, Some(role));
+                (report.role, report.current_role) = (Role::Both, Some(role));
             }
             view.report(report, 0);
         }
@@ -208,7 +208,7 @@ impl<'a> Replay<'a> {
         let block_tokens = cluster.block_tokens;
         let slots = cluster.blocks_of(cluster.prefill.cache_tokens);
         let decode_slots = cluster.blocks_of(cluster.decode.cache_tokens);
-        let keeps = options.selection == Selection::Kvasir && decode_slots > 0;
+        let keeps = options.selection == Selection::LeastCost && decode_slots > 0;
         let has_own_caches = keeps && changing.is_none();
         let first_look = |changing: &mut Changing| {
             let first = trace.requests.first()?;
@@ -226,7 +226,7 @@ impl<'a> Replay<'a> {
             bytes_per_us: cluster.network.bytes_per_s / 1e6,
             running_max: cluster.decode.running_max,
             chunk_us: ((cluster.prefill.chunk_ms * 1e3) as u64).max(1),
-            rank_stretch: cluster.policy.rank_stretch,
+            shortest_prefill_first_factor: cluster.policy.shortest_prefill_first_factor,
             prefill_time: cluster.prefill_time(),
             decode_time: cluster.decode_time(),
             view,
@@ -322,7 +322,7 @@ impl<'a> Replay<'a> {
             prefill_us: 0,
             left_us: None,
             reused_tokens: 0,
-            decode_holds_bytes: u64::from(placement.decode().held_blocks) * self.block_bytes,
+            decode_holds_bytes: u64::from(placement.decode().cached_blocks) * self.block_bytes,
             pushed_us: 0,
             first_token_us: 0,
         };
@@ -365,7 +365,7 @@ impl<'a> Replay<'a> {
             return;
         };
         if let Some(running) = &place.running {
-            if rank_us < running.rank_at(now_us, self.rank_stretch)
+            if rank_us < running.rank_at(now_us, self.shortest_prefill_first_factor)
                 && let Some(at_us) = running.chunk_ends_us(now_us, self.chunk_us)
             {
                 self.events.push(Reverse((at_us, Event::ChunkEnded { node })));
@@ -405,7 +405,7 @@ impl<'a> Replay<'a> {
 
     /// Stops a prefill for one of less rank, if such a one waits still.
     fn chunk_ended(&mut self, node: usize) {
-        let (now_us, stretch) = (self.now_us, self.rank_stretch);
+        let (now_us, stretch) = (self.now_us, self.shortest_prefill_first_factor);
         let place = &mut self.prefills[node];
         let Some(running) = place.running.filter(|running| running.ends_us > now_us) else {
             return;
@@ -469,7 +469,7 @@ impl<'a> Replay<'a> {
         let Request { prompt_tokens, keys, .. } = &self.requests[request];
         let kept = match self.options.selection {
             // A partial last block cannot be told from others by what comes after it.
-            Selection::Kvasir => (prompt_tokens / self.block_tokens) as usize,
+            Selection::LeastCost => (prompt_tokens / self.block_tokens) as usize,
             _ => keys.len(),
         };
         place.cache.commit(now_us, &keys[..kept]);
@@ -551,7 +551,7 @@ impl<'a> Replay<'a> {
             Some(_) => self.prefills.get_mut(decode).map(|node| &mut node.cache),
             None => self.decode_caches.get_mut(decode),
         };
-        if let Some(cache) = cache.filter(|_| self.options.selection == Selection::Kvasir) {
+        if let Some(cache) = cache.filter(|_| self.options.selection == Selection::LeastCost) {
             cache.commit(self.now_us, keys);
             let changes = cache.changes();
             self.apply(self.first_decode + decode, &changes);
@@ -612,7 +612,7 @@ pub(crate) fn report(cluster: &Cluster, node: NodeIndex, role: Role) -> Instance
         node_id: NodeId::from(format!("node-{:04}", node.0).as_str()),
         attachment: (1, 1),
         role,
-        plays: None,
+        current_role: None,
         model: ModelSpec {
             name: Arc::from(cluster.model.name.as_str()),
             fingerprint: [0; 32],
@@ -624,7 +624,7 @@ pub(crate) fn report(cluster: &Cluster, node: NodeIndex, role: Role) -> Instance
             layout_hash: 0,
             routed: None,
         },
-        max_running: cluster.decode.running_max,
+        running_requests_max: cluster.decode.running_max,
         slots_total: ROOM,
         slots_available: ROOM,
         ssd_reads: SsdReads::default(),

@@ -16,15 +16,15 @@ const LINE_BYTES_MAX: u64 = 16 << 20;
 /// Why a trace cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    #[error("the trace cannot be read")]
+    #[error("cannot read the trace")]
     Read(#[from] io::Error),
-    #[error("the trace is no zstd: {0}")]
+    #[error("the trace is not a zstd file: {0}")]
     Zstd(String),
-    #[error("line {line} is no request")]
+    #[error("line {line} is not a request")]
     Line { line: usize, source: serde_json::Error },
     #[error(
-        "line {line}: block {id} follows another one than before; an id stands for a block and all that is before it in \
-         its prompt, as a hash of a prefix does"
+        "line {line}: block {id} follows a different block than before; an id must stand for a block and the whole \
+         prompt before it, as a hash of a prefix does"
     )]
     Predecessor { line: usize, id: u64 },
     #[error("line {line} has {got} hash ids for {tokens} tokens in blocks of {block_tokens}")]

@@ -35,7 +35,7 @@ fn trace(lines: &[(u64, u32, u32, &str)]) -> Trace {
 
 fn run(trace: &Trace, cluster: &Cluster, chunks: Chunks) -> Summary {
     let objectives = Objectives { ttft_us: u64::MAX, tbt_us: 100_000 };
-    let options = Options { objectives, ..Options::new(Selection::Local) };
+    let options = Options { objectives, ..Options::new(Selection::CacheAware) };
     let summary = coupled::replay(trace, cluster, chunks, options).expect("a replay");
     assert_eq!(summary.completed, trace.requests.len(), "nothing is refused or lost");
     summary
@@ -79,7 +79,7 @@ fn a_node_finds_what_it_has_computed_or_decoded_before() {
 fn disaggregated_nodes_serve_more_in_time_where_steps_are_to_be_short() {
     let (trace, cluster) = (conversations().part(0.0, 0.3).sped_up(2.0), cluster());
     let objectives = Objectives { ttft_us: 30_000_000, tbt_us: 100_000 };
-    let options = Options { objectives, ..Options::new(Selection::Kvasir) };
+    let options = Options { objectives, ..Options::new(Selection::LeastCost) };
     assert_eq!(options.admission, Admission::Calibrated);
     let ours = replay(&trace, &cluster, options).expect("a replay").effect.expect("objectives");
     for chunks in [Chunks::Whole, Chunks::Tokens(512), Chunks::Tokens(2_048)] {

@@ -27,7 +27,8 @@ fn conversations(speed: f64) -> Trace {
 const OBJECTIVES: Objectives = Objectives { ttft_us: 30_000_000, tbt_us: 100_000 };
 
 fn run(trace: &Trace, cluster: &Cluster, admission: Admission) -> (Summary, Effect) {
-    let options = Options { objectives: OBJECTIVES, admission, ..Options::new(Selection::Kvasir) };
+    let options =
+        Options { objectives: OBJECTIVES, admission, ..Options::new(Selection::LeastCost) };
     let summary = replay(trace, cluster, options).expect("a replay");
     let effect = summary.effect.expect("there are objectives");
     let ended = summary.rejected + effect.dropped + summary.completed;
@@ -67,7 +68,7 @@ fn what_is_thrown_away_is_counted_by_why() {
     assert!((all_s - late.prefill_gpu_s.sum).abs() < 1e-3, "{effect:?}");
     let (early, _) = run(&trace, &cluster, Admission::Early);
     let json = report::json(&[late.clone(), early.clone()]);
-    let dropped = json.pointer("/policies/kvasir~1late/effect/dropped");
+    let dropped = json.pointer("/policies/least-cost~1late/effect/dropped");
     assert_eq!(dropped.and_then(|value| value.as_u64()), Some(effect.dropped as u64), "{json}");
     let text = report::effects(&[late, early]);
     assert_eq!(text.lines().count(), 4, "{text}");
@@ -76,7 +77,7 @@ fn what_is_thrown_away_is_counted_by_why() {
 #[test]
 fn without_objectives_nothing_is_refused_and_no_effect_is_told() {
     let (trace, cluster) = (conversations(3.0).part(0.0, 0.05), cluster(12, 4));
-    let summary = replay(&trace, &cluster, Options::new(Selection::Kvasir)).expect("a replay");
+    let summary = replay(&trace, &cluster, Options::new(Selection::LeastCost)).expect("a replay");
     assert_eq!((summary.effect, summary.rejected), (None, 0));
     assert!(report::json(&[summary]).get("effect").is_none());
 }

@@ -21,7 +21,7 @@ fn run(prefill_nodes: u16, decode_nodes: u16, balance: Option<BalanceFile>) -> (
     let trace = file("benches/traces/conversation_trace.jsonl.zst");
     let trace = Trace::open(&trace, 512).expect("the trace is readable");
     let objectives = Objectives { ttft_us: 30_000_000, tbt_us: 100_000 };
-    let options = Options { objectives, ..Options::new(Selection::Kvasir) };
+    let options = Options { objectives, ..Options::new(Selection::LeastCost) };
     let summary = replay(&trace.part(0.0, 0.5).sped_up(3.0), &cluster, options).expect("a replay");
     let effect = summary.effect.expect("there are objectives");
     let ended = summary.rejected + effect.dropped + summary.completed;
@@ -43,13 +43,16 @@ fn a_wrong_ratio_is_mended_and_changes_are_a_window_apart() {
         let [(from_s, prefills, decodes), (until_s, more, fewer)] = pair else { panic!("a pair") };
         assert!(until_s - from_s >= window_s, "{told:?}");
         assert_eq!((prefills + decodes, more + fewer), (16, 16), "{told:?}");
-        assert_eq!(prefills.abs_diff(*more), file.changes_max, "{told:?}");
+        assert_eq!(prefills.abs_diff(*more), file.concurrent_role_changes_max, "{told:?}");
     }
     assert!(told.steps[1].1 > 4, "prefill was short: {told:?}");
     let again = run(4, 12, Some(file)).0;
     assert_eq!(again, moved, "the same again");
     let text = report::roles(&[fixed, moved]);
-    assert!(text.starts_with("kvasir/calibrated: ") && text.contains(" 0 s: 4 + 12,"), "{text}");
+    assert!(
+        text.starts_with("least-cost/calibrated: ") && text.contains(" 0 s: 4 + 12,"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -58,7 +61,7 @@ fn a_window_that_cannot_be_sampled_is_refused() {
     let text = std::fs::read_to_string(path).expect("it is there");
     let with = |lines: &str| Cluster::parse(&format!("{text}\n[balance]\n{lines}\n"));
     assert!(with("window_ms = 20_000").is_ok_and(|cluster| cluster.balance.is_some()));
-    for wrong in ["window_ms = 499", "sample_ms = 0", "windows_ms = 1"] {
+    for wrong in ["window_ms = 499", "sample_interval_ms = 0", "windows_ms = 1"] {
         assert!(with(wrong).is_err(), "{wrong}");
     }
 }

@@ -30,7 +30,7 @@ fn run(trace: &Trace, cluster: &Cluster, selection: Selection) -> Summary {
     summary
 }
 
-/// What an independent simulator of the model in `docs/replay.md` gave.
+/// The result of an independent simulator of the model in `docs/operate/size.md`.
 struct Found {
     ttft_mean_s: f64,
     ttft_p90_s: f64,
@@ -61,16 +61,16 @@ fn the_baselines_land_where_an_independent_simulator_found_them() {
     };
     check(Selection::Random, 0.33, found(10.3, 30.4, 0.108, 1.548));
     check(Selection::LeastLoaded, 0.05, found(2.06, 4.44, 0.107, 1.547));
-    check(Selection::LongestMatch, 0.05, found(2.18, 4.82, 0.354, 1.137));
-    check(Selection::Local, 0.05, found(1.47, 3.08, 0.294, 1.217));
-    check(Selection::Global, 0.05, found(1.30, 2.69, 0.350, 1.142));
+    check(Selection::LongestPrefix, 0.05, found(2.18, 4.82, 0.354, 1.137));
+    check(Selection::CacheAware, 0.05, found(1.47, 3.08, 0.294, 1.217));
+    check(Selection::KvcacheCentric, 0.05, found(1.30, 2.69, 0.350, 1.142));
 }
 
 #[test]
 fn the_default_answers_8_percent_sooner_than_algorithm_1_on_the_half_it_was_not_fixed_on() {
     let (trace, cluster) = (conversations().part(0.5, 1.0), cluster());
-    let global = run(&trace, &cluster, Selection::Global).ttft_s;
-    let ours = run(&trace, &cluster, Selection::Kvasir).ttft_s;
+    let global = run(&trace, &cluster, Selection::KvcacheCentric).ttft_s;
+    let ours = run(&trace, &cluster, Selection::LeastCost).ttft_s;
     assert!(ours.mean < 0.92 * global.mean, "{} of {}", ours.mean, global.mean);
     assert!(ours.p90 <= global.p90, "{} of {}", ours.p90, global.p90);
 }
@@ -80,8 +80,8 @@ fn the_default_never_loses_to_what_does_not_use_the_network() {
     let (trace, mut cluster) = (conversations(), cluster());
     for gbps in [10.0, 50.0, 400.0] {
         cluster.network.bytes_per_s = gbps * 1e9 / 8.0;
-        let local = run(&trace, &cluster, Selection::Local).ttft_s;
-        let ours = run(&trace, &cluster, Selection::Kvasir).ttft_s;
+        let local = run(&trace, &cluster, Selection::CacheAware).ttft_s;
+        let ours = run(&trace, &cluster, Selection::LeastCost).ttft_s;
         assert!(ours.mean < local.mean && ours.p90 < local.p90, "{gbps} Gb/s: {ours:?} {local:?}");
     }
 }
@@ -89,28 +89,29 @@ fn the_default_never_loses_to_what_does_not_use_the_network() {
 #[test]
 fn the_default_does_as_well_when_arrivals_are_shuffled() {
     let (trace, cluster) = (conversations().shuffled(1), cluster());
-    let global = run(&trace, &cluster, Selection::Global).ttft_s;
-    let ours = run(&trace, &cluster, Selection::Kvasir).ttft_s;
+    let global = run(&trace, &cluster, Selection::KvcacheCentric).ttft_s;
+    let ours = run(&trace, &cluster, Selection::LeastCost).ttft_s;
     assert!(ours.mean < global.mean && ours.p90 < global.p90);
 }
 
 #[test]
 fn a_run_is_one_json_object_and_several_are_one_too() {
     let (trace, cluster) = (conversations().part(0.0, 0.01), cluster());
-    let runs = [Selection::Local, Selection::Kvasir].map(|policy| run(&trace, &cluster, policy));
+    let runs =
+        [Selection::CacheAware, Selection::LeastCost].map(|policy| run(&trace, &cluster, policy));
     let one = report::json(&runs[..1]);
     for path in ["/ttft_s/mean", "/ttft_s/p50", "/ttft_s/p90", "/ttft_s/p99", "/prefill_gpu_s/mean"]
     {
         assert!(one.pointer(path).and_then(|value| value.as_f64()) > Some(0.0), "{path}: {one}");
     }
-    assert!(one["block_hit_ratio"].is_f64() && one["policy"] == "local", "{one}");
+    assert!(one["block_hit_ratio"].is_f64() && one["policy"] == "cache-aware", "{one}");
     let several = report::json(&runs);
-    assert!(several.pointer("/policies/kvasir/ttft_s/p90").is_some(), "{several}");
+    assert!(several.pointer("/policies/least-cost/ttft_s/p90").is_some(), "{several}");
     assert_eq!(report::table(&runs).lines().count(), 4);
     let plot = report::plot(&runs);
     // Of each run two curves, each with a piece of it beside its name, and a bar.
     assert_eq!((plot.matches("<polyline").count(), plot.matches("<g ").count()), (8, 3), "{plot}");
-    for name in ["local", "kvasir"] {
+    for name in ["cache-aware", "least-cost"] {
         assert_eq!(plot.matches(&format!(">{name}</text>")).count(), 3, "{plot}");
     }
 }
@@ -120,13 +121,13 @@ fn runs_with_objectives_are_drawn_with_what_became_of_the_requests() {
     let (trace, cluster) = (conversations().part(0.0, 0.01), cluster());
     let objectives = Objectives { ttft_us: 1, tbt_us: u64::MAX };
     let runs = [Admission::Early, Admission::Calibrated].map(|admission| {
-        let options = Options { objectives, admission, ..Options::new(Selection::Kvasir) };
+        let options = Options { objectives, admission, ..Options::new(Selection::LeastCost) };
         replay(&trace, &cluster, options).expect("a replay")
     });
     assert!(runs.iter().all(|run| run.rejected > 0), "{}", report::table(&runs));
     let plot = report::plot(&runs);
     assert_eq!(plot.matches("<g ").count(), 6, "{plot}");
-    assert_eq!(plot.matches(">kvasir/early</text>").count(), 6, "{plot}");
+    assert_eq!(plot.matches(">least-cost/early</text>").count(), 6, "{plot}");
 }
 
 #[test]
@@ -139,9 +140,10 @@ fn a_replay_follows_from_its_inputs_alone() {
     }
 }
 
-/// A row of the table of `docs/replay.md` for pools of one size each: the sizes, or what was found.
+/// A row of the table of `docs/decisions/0018-hit-density-eviction.md` for pools of one size each: the sizes, or what was found.
 fn row(name: &str) -> Vec<f64> {
-    let text = std::fs::read_to_string(file("docs/replay.md")).expect("it is in the repository");
+    let text = std::fs::read_to_string(file("docs/decisions/0018-hit-density-eviction.md"))
+        .expect("it is in the repository");
     let start = format!("| {name} |");
     let line = text.lines().find_map(|line| line.strip_prefix(&start)).expect("a row of that name");
     let number = |cell: &str| {
@@ -151,7 +153,7 @@ fn row(name: &str) -> Vec<f64> {
     line.split('|').filter_map(number).collect()
 }
 
-/// Holds the table of `docs/replay.md` for one trace. It is deterministic: to its last digit.
+/// Holds the table of `docs/decisions/0018-hit-density-eviction.md` for one trace. It is deterministic: to its last digit.
 fn holds_the_table(trace: &Trace, lru: &str, hit_density: &str) {
     let sizes = row("second half alone");
     let trace = trace.part(0.5, 1.0);

@@ -24,7 +24,7 @@ impl Placement {
             None if self.leaves_ssd => return None,
             None => self.prefill(),
         };
-        let blocks = reads.held_blocks;
+        let blocks = reads.cached_blocks;
         (reads.memory_blocks < blocks).then_some(Ahead { node: &reads.node_id, blocks })
     }
 }
@@ -46,14 +46,15 @@ impl Considered {
             let verdict = candidate.verdict;
             !matches!(
                 verdict,
-                Verdict::Excluded | Verdict::NotNamed | Verdict::NotWhole | Verdict::Draining
+                Verdict::Excluded | Verdict::NotRequested | Verdict::NotFull | Verdict::Draining
             )
         };
         let candidates = self.prefill_candidates.iter().filter(is_there);
         let best = candidates.min_by_key(|candidate| candidate.cost_us)?;
-        let reads =
-            best.fetch_from.is_none() && !best.leaves_ssd && best.memory_blocks < best.held_blocks;
+        let reads = best.fetch_from.is_none()
+            && !best.leaves_ssd
+            && best.memory_blocks < best.cached_blocks;
         let (_, node) = &self.names.rows[best.at as usize];
-        reads.then_some(Ahead { node, blocks: best.held_blocks })
+        reads.then_some(Ahead { node, blocks: best.cached_blocks })
     }
 }

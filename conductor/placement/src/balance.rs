@@ -7,7 +7,7 @@
 //! change their role now. It is bounded in three ways:
 //!
 //! - Nothing changes before a whole window of samples has been seen since the last change, and then at
-//!   most `changes_max` instances do.
+//!   most `concurrent_role_changes_max` instances do.
 //! - An instance changes only when that brings the two loads nearer to each other by a margin, if the
 //!   same work is spread over as many more and fewer. Changing back never does, so that a steady load
 //!   comes to rest.
@@ -33,11 +33,11 @@ pub struct BalanceOptions {
     /// How long samples are collected before anything changes, and how old they may be.
     pub window_us: u64,
     /// Instances that change their role after one window.
-    pub changes_max: usize,
+    pub concurrent_role_changes_max: usize,
     /// A change is worth making when it brings the logarithm of the factor nearer to 0 by so much.
     pub margin: f64,
-    pub prefills_min: usize,
-    pub decodes_min: usize,
+    pub prefill_instances_min: usize,
+    pub decode_instances_min: usize,
     /// More of the loaded side are wished for above this load, fewer of the idle side below that one.
     pub load_high: f64,
     pub load_low: f64,
@@ -47,10 +47,10 @@ impl Default for BalanceOptions {
     fn default() -> Self {
         BalanceOptions {
             window_us: 60_000_000,
-            changes_max: 1,
+            concurrent_role_changes_max: 1,
             margin: 0.05,
-            prefills_min: 1,
-            decodes_min: 1,
+            prefill_instances_min: 1,
+            decode_instances_min: 1,
             load_high: 1.0,
             load_low: 0.1,
         }
@@ -177,7 +177,13 @@ impl Balance {
     /// How those that play both and could play either are divided, when there is load and there are enough
     /// for both sides.
     fn divide(&self, members: &[Member], sides: &Sides) -> Option<(Sides, Vec<RoleChange>)> {
-        let BalanceOptions { prefills_min, decodes_min, load_low, changes_max, .. } = self.options;
+        let BalanceOptions {
+            prefill_instances_min,
+            decode_instances_min,
+            load_low,
+            concurrent_role_changes_max,
+            ..
+        } = self.options;
         let Sides { prefill_load, decode_load, prefills, decodes } = *sides;
         let both = free(members).count();
         if both == 0 || prefill_load.max(decode_load) < load_low {
@@ -190,7 +196,8 @@ impl Balance {
             decodes: decodes + both - to_prefill,
         };
         let is_served = |sides: &Sides| {
-            sides.prefills >= prefills_min.max(1) && sides.decodes >= decodes_min.max(1)
+            sides.prefills >= prefill_instances_min.max(1)
+                && sides.decodes >= decode_instances_min.max(1)
         };
         let apart = |sides: &Sides| sides.factor().ln().abs();
         let ways = (0..=both).map(divided).filter(is_served);
@@ -203,24 +210,25 @@ impl Balance {
         }
         let mut able: Vec<&Member> = free(members).collect();
         able.sort_by_key(|member| member.open_work);
-        let changes = able.into_iter().zip(roles).take(changes_max);
+        let changes = able.into_iter().zip(roles).take(concurrent_role_changes_max);
         let changes = changes.map(|(member, to)| RoleChange { instance: member.instance, to });
         Some((divided, changes.collect()))
     }
 
     /// To which role how many changes are each worth making, or needed for the least numbers.
     fn moves(&self, sides: &Sides) -> (Role, usize) {
-        let BalanceOptions { margin, prefills_min, decodes_min, .. } = self.options;
-        let lacks_prefills = prefills_min.saturating_sub(sides.prefills);
-        let lacks_decodes = decodes_min.saturating_sub(sides.decodes);
+        let BalanceOptions { margin, prefill_instances_min, decode_instances_min, .. } =
+            self.options;
+        let lacks_prefills = prefill_instances_min.saturating_sub(sides.prefills);
+        let lacks_decodes = decode_instances_min.saturating_sub(sides.decodes);
         let to = match (lacks_prefills, lacks_decodes) {
             (0, 0) if sides.factor() > 1.0 => Role::Decode,
             (0, 1..) => Role::Decode,
             _ => Role::Prefill,
         };
         let (giving, least, lacking) = match to {
-            Role::Decode => (sides.prefills, prefills_min, lacks_decodes),
-            Role::Prefill | Role::Both => (sides.decodes, decodes_min, lacks_prefills),
+            Role::Decode => (sides.prefills, prefill_instances_min, lacks_decodes),
+            Role::Prefill | Role::Both => (sides.decodes, decode_instances_min, lacks_prefills),
         };
         // The last of a side has nobody to leave its work to.
         let most = giving.saturating_sub(least.max(1));
@@ -233,7 +241,9 @@ impl Balance {
 
     /// Out on the loaded side first, in on the idle side first, one at a time.
     fn with_tide(&self, sides: &Sides) -> (usize, usize) {
-        let BalanceOptions { load_high, load_low, prefills_min, decodes_min, .. } = self.options;
+        let BalanceOptions {
+            load_high, load_low, prefill_instances_min, decode_instances_min, ..
+        } = self.options;
         let Sides { prefill_load, decode_load, prefills, decodes } = *sides;
         if prefill_load.max(decode_load) > load_high {
             return match prefill_load >= decode_load {
@@ -241,8 +251,8 @@ impl Balance {
                 false => (prefills, decodes + 1),
             };
         }
-        let prefills_less = prefills.saturating_sub(1).max(prefills_min).min(prefills);
-        let decodes_less = decodes.saturating_sub(1).max(decodes_min).min(decodes);
+        let prefills_less = prefills.saturating_sub(1).max(prefill_instances_min).min(prefills);
+        let decodes_less = decodes.saturating_sub(1).max(decode_instances_min).min(decodes);
         match prefill_load.max(decode_load) < load_low {
             true if prefill_load <= decode_load => (prefills_less, decodes),
             true => (prefills, decodes_less),
@@ -256,7 +266,7 @@ impl Balance {
         let mut able: Vec<&Member> =
             members.iter().filter(|member| member.role == from && member.can_change).collect();
         able.sort_by_key(|member| member.open_work);
-        let chosen = able.into_iter().take(moves.min(self.options.changes_max));
+        let chosen = able.into_iter().take(moves.min(self.options.concurrent_role_changes_max));
         chosen.map(|member| RoleChange { instance: member.instance, to }).collect()
     }
 }

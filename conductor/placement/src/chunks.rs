@@ -88,7 +88,7 @@ impl PlacedChunk {
     /// In a word, as metrics and explanations have it.
     pub fn way(&self) -> &'static str {
         match self.becomes {
-            ChunkUse::Here => "here",
+            ChunkUse::Here => "local",
             ChunkUse::Fetched(_) => "fetch",
             ChunkUse::Routed(_) => "route",
             ChunkUse::Computed => "recompute",

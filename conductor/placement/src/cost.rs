@@ -106,7 +106,7 @@ pub struct DecodeProfile {
     /// How long an answer takes in all: the uniform decode time of *Mooncake* §4.3.
     pub answer_us: f64,
     /// How many tokens an answer has.
-    pub answer_tokens: f64,
+    pub generated_tokens: f64,
 }
 
 impl Default for DecodeProfile {
@@ -116,7 +116,7 @@ impl Default for DecodeProfile {
             sequence_us: 500.0,
             token_us: 0.0,
             answer_us: 2_000_000.0,
-            answer_tokens: 256.0,
+            generated_tokens: 256.0,
         }
     }
 }
@@ -311,7 +311,7 @@ pub(crate) struct LearnedDecode {
     /// Measured over predicted.
     pub scale: f64,
     pub answer_us: f64,
-    pub answer_tokens: f64,
+    pub generated_tokens: f64,
 }
 
 /// How long one decode step of an instance takes, how long an answer lasts and how long it is.
@@ -322,34 +322,34 @@ pub struct DecodeModel {
     scale: f64,
     scale_samples: u32,
     answer_us: f64,
-    answer_tokens: f64,
+    generated_tokens: f64,
     answer_samples: u32,
 }
 
 impl DecodeModel {
     pub fn new(profile: DecodeProfile) -> Self {
-        let DecodeProfile { answer_us, answer_tokens, .. } = profile;
+        let DecodeProfile { answer_us, generated_tokens, .. } = profile;
         DecodeModel {
             profile,
             scale: 1.0,
             scale_samples: 0,
             answer_us,
-            answer_tokens,
+            generated_tokens,
             answer_samples: 0,
         }
     }
 
     pub(crate) fn learned(&self) -> LearnedDecode {
         let DecodeProfile { base_us, sequence_us, token_us, .. } = self.profile;
-        let DecodeModel { scale, answer_us, answer_tokens, .. } = *self;
-        LearnedDecode { base_us, sequence_us, token_us, scale, answer_us, answer_tokens }
+        let DecodeModel { scale, answer_us, generated_tokens, .. } = *self;
+        LearnedDecode { base_us, sequence_us, token_us, scale, answer_us, generated_tokens }
     }
 
     /// One that has learned this.
     pub(crate) fn from_learned(learned: LearnedDecode) -> Self {
-        let LearnedDecode { base_us, sequence_us, token_us, scale, answer_us, answer_tokens } =
+        let LearnedDecode { base_us, sequence_us, token_us, scale, answer_us, generated_tokens } =
             learned;
-        let profile = DecodeProfile { base_us, sequence_us, token_us, answer_us, answer_tokens };
+        let profile = DecodeProfile { base_us, sequence_us, token_us, answer_us, generated_tokens };
         DecodeModel { scale, ..DecodeModel::new(profile) }
     }
 
@@ -383,9 +383,9 @@ impl DecodeModel {
     }
 
     /// How many tokens an answer has, in the mean.
-    pub fn answer_tokens(&self) -> u32 {
+    pub fn generated_tokens(&self) -> u32 {
         // `as` turns what is no number into 0.
-        self.answer_tokens.round() as u32
+        self.generated_tokens.round() as u32
     }
 
     /// One answer took this long and had so many tokens.
@@ -393,7 +393,7 @@ impl DecodeModel {
         let sample_us = (measured_us as f64).clamp(1.0, ESTIMATE_US_MAX);
         let weight = weight(&mut self.answer_samples);
         self.answer_us += weight * (sample_us - self.answer_us);
-        self.answer_tokens += weight * (f64::from(tokens) - self.answer_tokens);
+        self.generated_tokens += weight * (f64::from(tokens) - self.generated_tokens);
     }
 
     /// An answer broke off after this long, with so many tokens: it would have been that long at
@@ -401,7 +401,7 @@ impl DecodeModel {
     /// do not make answers seem short; were none to count, answers that all end at a deadline would
     /// teach nothing, and as many would be let in again.
     pub fn observe_broken_off(&mut self, lasted_us: u64, tokens: u32) {
-        let (mean_us, mean_tokens) = (self.answer_us(), self.answer_tokens());
+        let (mean_us, mean_tokens) = (self.answer_us(), self.generated_tokens());
         if lasted_us > mean_us || tokens > mean_tokens {
             self.observe_answer(lasted_us.max(mean_us), tokens.max(mean_tokens));
         }

@@ -103,17 +103,17 @@ pub struct Policy {
     pub admission: Admission,
     /// By what the prefill instance is chosen.
     pub selection: Selection,
-    /// With [`Selection::Global`], an instance whose own prefix is shorter than the best one by
+    /// With [`Selection::KvcacheCentric`], an instance whose own prefix is shorter than the best one by
     /// more than this factor may fetch the difference (*Mooncake* Algorithm 1). No hit counts as
     /// above it.
     pub kvcache_balancing_threshold: f64,
     /// Where a fetch is priced, fetch whatever it costs, as Algorithm 1 is printed. Off: fetch only
     /// where that is cheaper than computing.
     pub always_fetch: bool,
-    /// With [`Selection::Kvasir`], a prefill lets others pass that come later by less than so many
+    /// With [`Selection::LeastCost`], a prefill lets others pass that come later by less than so many
     /// times what they take less, which bounds how long it waits. For engines that begin what has
     /// the least rank, and stop for it between two chunks. 0 is first come, first served.
-    pub rank_stretch: f64,
+    pub shortest_prefill_first_factor: f64,
     /// Decode instances whose load is within this of the least are equals in load, and the one
     /// with the longest prefix is taken.
     pub decode_load_margin: f64,
@@ -129,7 +129,7 @@ impl Default for Policy {
         Policy {
             admission: Admission::default(),
             selection: Selection::default(),
-            rank_stretch: 0.0,
+            shortest_prefill_first_factor: 0.0,
             kvcache_balancing_threshold: 1.5,
             always_fetch: false,
             decode_load_margin: 0.1,
@@ -225,7 +225,7 @@ pub struct Chosen {
     pub node: NodeIndex,
     pub node_id: NodeId,
     /// Leading blocks of the prompt that its node holds, as far as is known here.
-    pub held_blocks: u32,
+    pub cached_blocks: u32,
     /// Of them, those in memory.
     pub memory_blocks: u32,
 }
@@ -270,7 +270,7 @@ impl Placement {
 pub struct PrefillCandidate {
     /// Its position among the names of the placement.
     pub(crate) at: u32,
-    pub held_blocks: u32,
+    pub cached_blocks: u32,
     pub(crate) memory_blocks: u32,
     /// Blocks that would not be computed: held, or held and fetched.
     pub used_blocks: u32,
@@ -293,7 +293,7 @@ pub struct PrefillCandidate {
 pub struct DecodeCandidate {
     pub(crate) at: u32,
     /// In memory: it does not wait for its SSD.
-    pub held_blocks: u32,
+    pub cached_blocks: u32,
     /// Predicted sequences over the most it decodes at once, this one included, at the time the
     /// prefill ends.
     pub load: f64,
@@ -306,32 +306,32 @@ pub struct DecodeCandidate {
     pub verdict: Verdict,
 }
 
-/// Why a candidate was taken or left.
+/// The reason for choosing or rejecting a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     Chosen,
-    /// Another one was better.
-    Worse,
+    /// Another candidate has a lower cost.
+    HigherCost,
     MissesTtft,
     MissesTbt,
-    /// Its node has not enough slots.
-    NoRoom,
-    /// It failed this request.
+    /// Its node has too few slots.
+    NoCapacity,
+    /// It failed this request before.
     Excluded,
-    /// The request named another one.
-    NotNamed,
-    /// It failed another request a moment ago.
+    /// The request selects another instance.
+    NotRequested,
+    /// It failed another request recently.
     Avoided,
-    /// There is room for what of the prompt does not stay on other nodes. It is taken only when nobody who has room
-    /// for all of it serves in time.
+    /// Its node has room only for the blocks that do not stay on other nodes. It is chosen only if no candidate with
+    /// room for the whole prompt meets the objectives.
     RoutedOnly,
-    /// By its last report there is no room, but what had taken it has ended. It is taken only when
-    /// there is nobody else, and its node decides.
-    RoomUnreported,
+    /// Its last report shows no room, but requests have ended since. It is chosen only if there is no other
+    /// candidate; its node decides.
+    CapacityUnknown,
     Draining,
-    /// The request has chunks, which need an instance that does both.
-    NotWhole,
+    /// The request has reusable chunks, which need an instance with both roles.
+    NotFull,
     /// No decode instance could be paired with it.
     NoDecode,
     /// No prefill instance could be paired with it in time.
@@ -349,21 +349,21 @@ pub enum Refusal {
     /// Nobody serves the model at the moment.
     #[error("no {missing} instance of model `{model}` is available")]
     NoInstance { model: String, missing: Missing },
-    #[error("model `{model}` is not known here")]
+    #[error("unknown model `{model}`")]
     UnknownModel { model: String },
     /// No node could ever hold it with the first block of an answer: shorten it.
-    #[error("it needs {prompt_blocks} blocks of cache, and there is room for {blocks_max} at most")]
+    #[error("it needs {prompt_blocks} cache blocks, and an instance has at most {blocks_max}")]
     TooLarge { prompt_blocks: u32, blocks_max: u32 },
 }
 
 /// What was over its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OverloadReason {
-    #[error("no instance would answer within the objective for the first token")]
+    #[error("no instance can meet the TTFT objective")]
     Ttft,
-    #[error("no instance would decode within the objective between tokens")]
+    #[error("no instance can meet the TBT objective")]
     Tbt,
-    #[error("no node has room for the prompt")]
+    #[error("no node has capacity for the prompt")]
     NoRoom,
 }
 
@@ -373,7 +373,7 @@ impl OverloadReason {
         match self {
             OverloadReason::Ttft => "ttft",
             OverloadReason::Tbt => "tbt",
-            OverloadReason::NoRoom => "no_room",
+            OverloadReason::NoRoom => "no_capacity",
         }
     }
 }
@@ -386,9 +386,9 @@ pub enum Missing {
     #[error("decode")]
     Decode,
     /// The one that the request named.
-    #[error("such")]
+    #[error("requested")]
     Named,
     /// For a request with chunks, which is served whole.
-    #[error("prefilling and decoding")]
+    #[error("prefill-and-decode")]
     Whole,
 }

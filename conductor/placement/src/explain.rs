@@ -87,7 +87,7 @@ impl Considered {
         candidate: &PrefillCandidate,
     ) -> fmt::Result {
         let (instance, node) = self.name(candidate.at);
-        write!(f, "prefill {instance}@{node}: held {}", candidate.held_blocks)?;
+        write!(f, "prefill {instance}@{node}: cached {}", candidate.cached_blocks)?;
         if let Some(source) = candidate.fetch_from {
             let (_, source) = self.name(source);
             write!(f, ", fetch to {} from {source}", candidate.used_blocks)?;
@@ -95,7 +95,7 @@ impl Considered {
         let PrefillCandidate { queue_us, transfer_us, compute_us, ttft_us, cost_us, .. } =
             candidate;
         match self.selection {
-            Selection::Global => write!(f, ", queue {queue_us} + transfer {transfer_us}")?,
+            Selection::KvcacheCentric => write!(f, ", queue {queue_us} + transfer {transfer_us}")?,
             _ => write!(f, ", max(queue {queue_us}, transfer {transfer_us})")?,
         }
         write!(f, " + compute {compute_us} = {ttft_us} us")?;
@@ -109,12 +109,12 @@ impl Considered {
         let (instance, node) = self.name(candidate.at);
         writeln!(
             f,
-            "decode {instance}@{node}: held {}, load {:.2}, wait {} us, step {} us{}: {}",
-            candidate.held_blocks,
+            "decode {instance}@{node}: cached {}, load {:.2}, wait {} us, step {} us{}: {}",
+            candidate.cached_blocks,
             candidate.load,
             candidate.wait_us,
             candidate.tbt_us,
-            candidate.likely.map_or(String::new(), |likely| format!(" (in time {likely:.2})")),
+            candidate.likely.map_or(String::new(), |likely| format!(" (attainment {likely:.2})")),
             candidate.verdict
         )
     }
@@ -125,7 +125,7 @@ impl Considered {
             PrefillExplanation {
                 instance: instance.to_string(),
                 node: node.to_string(),
-                held_blocks: candidate.held_blocks,
+                cached_blocks: candidate.cached_blocks,
                 used_blocks: candidate.used_blocks,
                 fetch_from: candidate.fetch_from.map(|source| self.name(source).1.to_string()),
                 queue_us: candidate.queue_us,
@@ -145,11 +145,11 @@ impl Considered {
             DecodeExplanation {
                 instance: instance.to_string(),
                 node: node.to_string(),
-                held_blocks: candidate.held_blocks,
+                cached_blocks: candidate.cached_blocks,
                 load: candidate.load,
                 wait_us: candidate.wait_us,
                 tbt_us: candidate.tbt_us,
-                likely: candidate.likely,
+                attainment_probability: candidate.likely,
                 verdict: candidate.verdict,
             }
         };
@@ -161,19 +161,19 @@ impl Considered {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Explanation {
     pub prompt_tokens: u32,
-    /// The last one may be a part of one.
+    /// The last block may be incomplete.
     pub prompt_blocks: u32,
-    /// Of the prompt, what is reused: held by the prefill side, fetched, or attended elsewhere.
+    /// Tokens of the prompt that are reused: cached at the prefill side, fetched, or attended elsewhere.
     pub reused_tokens: u32,
     pub compute_tokens: u32,
     /// The instance that computes the prompt.
     pub prefill: String,
-    /// The instance that decodes; absent when it is the same.
+    /// The instance that decodes, if it is another one.
     pub decode: Option<String>,
     pub fetch: Option<FetchExplanation>,
-    /// What became of a prefix that could have stayed on another node.
+    /// The decision about a prefix on another node.
     pub prefix: Option<PrefixExplanation>,
-    /// What becomes of the request's chunks.
+    /// The decisions about the request's reusable chunks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub chunks: Vec<ChunkExplanation>,
     pub queue_us: u64,
@@ -182,15 +182,15 @@ pub struct Explanation {
     pub decode_wait_us: u64,
     pub predicted_ttft_us: u64,
     pub predicted_tbt_us: u64,
-    /// Beyond an objective, because only estimates forbade it.
+    /// Placed although only unmeasured estimates predict that it misses an objective.
     pub probe: bool,
-    /// What became of what was cached, in a sentence.
+    /// The use of cached blocks, in a sentence.
     pub cache: String,
     pub prefill_candidates: Vec<PrefillExplanation>,
     pub decode_candidates: Vec<DecodeExplanation>,
 }
 
-/// Blocks `[from_block, until_block)` that come from another node.
+/// Blocks `[from_block, until_block)` that are fetched from another node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FetchExplanation {
     pub from: String,
@@ -199,77 +199,77 @@ pub struct FetchExplanation {
     pub bytes: u64,
 }
 
-/// Blocks of a prompt's beginning that could have stayed where they are, to be attended there.
+/// Blocks of a prefix that could stay on other nodes and be attended there.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PrefixExplanation {
-    /// Each would attend a part of it, in this order.
+    /// Each node would attend a part of the prefix, in this order.
     pub nodes: Vec<String>,
-    /// Those before it are with the prefill side.
+    /// Earlier blocks are cached at the prefill side.
     pub first_block: u32,
     pub blocks: u32,
-    /// Absent when no way was open.
+    /// `route`, `fetch` or `recompute`; absent if no action was available.
     pub chosen: Option<String>,
-    pub ways: Vec<WayExplanation>,
+    pub actions: Vec<ActionExplanation>,
 }
 
-/// Blocks of a prompt that are used as if they had been computed alone.
+/// A reusable chunk of a prompt.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ChunkExplanation {
     pub first_position: u32,
     pub blocks: u32,
-    /// `here`, `fetch`, `route` or `recompute`.
-    pub becomes: String,
-    /// The other node that has it.
+    /// `local`, `fetch`, `route` or `recompute`.
+    pub action: String,
+    /// The other node that holds it.
     pub node: Option<String>,
-    /// Where there was a choice.
-    pub ways: Vec<WayExplanation>,
+    /// The alternatives, if there was a choice.
+    pub actions: Vec<ActionExplanation>,
 }
 
-/// What one way to a prefix or a chunk would have cost.
+/// The predicted cost of one action for a prefix or a chunk.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct WayExplanation {
-    pub way: String,
-    /// Before the first step, of every step, and over all of them.
+pub struct ActionExplanation {
+    pub action: String,
+    /// Before the first step, in each step, and over all steps.
     pub once_us: f64,
     pub step_us: f64,
     pub total_us: f64,
     pub moved_bytes: u64,
-    /// Why it was not open.
-    pub closed: Option<String>,
+    /// The reason why the action was not available.
+    pub unavailable_reason: Option<String>,
 }
 
-/// What one instance would have cost as the prefill side.
+/// The predicted cost of one instance as the prefill side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PrefillExplanation {
     pub instance: String,
     pub node: String,
-    pub held_blocks: u32,
-    /// Held, or held and fetched.
+    pub cached_blocks: u32,
+    /// Cached, or cached and fetched.
     pub used_blocks: u32,
-    /// The node it would have fetched from.
+    /// The node that the instance would fetch from.
     pub fetch_from: Option<String>,
     pub queue_us: u64,
     pub transfer_us: u64,
     pub compute_us: u64,
     pub ttft_us: u64,
-    /// What was compared.
+    /// The cost that the policy compares.
     pub cost_us: u64,
     pub verdict: Verdict,
 }
 
-/// What one instance would have been like as the decode side.
+/// The predictions for one instance as the decode side.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DecodeExplanation {
     pub instance: String,
     pub node: String,
-    pub held_blocks: u32,
-    /// Sequences over the most it decodes at once.
+    pub cached_blocks: u32,
+    /// Sequences divided by the largest number that it decodes at once.
     pub load: f64,
     pub wait_us: u64,
     pub tbt_us: u64,
-    /// That it meets the objective between tokens, where that has been learned.
+    /// Probability that the request meets its objective between tokens, once it is learned.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub likely: Option<f64>,
+    pub attainment_probability: Option<f64>,
     pub verdict: Verdict,
 }
 
@@ -278,11 +278,11 @@ pub struct DecodeExplanation {
 pub struct RefusalExplanation {
     pub prompt_tokens: u32,
     pub prompt_blocks: u32,
-    /// In a sentence.
-    pub why: String,
-    /// Of the best pair, where it is only now that nobody serves it.
+    /// A sentence.
+    pub reason: String,
+    /// Prediction for the best pair, if the refusal is temporary.
     pub predicted_ttft_us: Option<u64>,
-    /// When it is worth trying again.
+    /// Time after which a retry is useful.
     pub retry_after_ms: Option<u64>,
     pub prefill_candidates: Vec<PrefillExplanation>,
     pub decode_candidates: Vec<DecodeExplanation>,
@@ -300,7 +300,7 @@ impl Refused {
         RefusalExplanation {
             prompt_tokens: self.considered.prompt_tokens,
             prompt_blocks: self.considered.prompt_blocks,
-            why: self.refusal.to_string(),
+            reason: self.refusal.to_string(),
             predicted_ttft_us: now.map(|(predicted_ttft_us, _)| predicted_ttft_us),
             retry_after_ms: now.map(|(_, retry_after_ms)| retry_after_ms),
             prefill_candidates: self.considered.explain_prefills(),
@@ -348,11 +348,11 @@ impl Placement {
             first_block: asked.first_block,
             blocks: asked.blocks(),
             chosen: asked.decision.chosen.map(|way| way.to_string()),
-            ways: asked.decision.prices.iter().map(explain_way).collect(),
+            actions: asked.decision.prices.iter().map(explain_way).collect(),
         }
     }
 
-    /// How much of what is cached somewhere the decision uses, and if not all of it, why.
+    /// The number of cached blocks that the decision uses, and the reason if a node holds more.
     fn cache_sentence(&self) -> String {
         let considered = &self.considered;
         let blocks = considered.prompt_blocks;
@@ -362,62 +362,64 @@ impl Placement {
             let (routed, nodes) = (route.blocks(), nodes.join(", "));
             let before = match route.first_block {
                 0 => format!("{routed} of {blocks} blocks"),
-                first => format!("{first} of {blocks} blocks are here, and {routed}"),
+                first => format!("{first} of {blocks} blocks are local, and {routed}"),
             };
-            return format!("{before} stay on {nodes} and are attended there");
+            return format!("{before} stay on {nodes}, which attend them");
         }
-        let held = if self.leaves_ssd { chosen.memory_blocks } else { chosen.held_blocks };
+        let held = if self.leaves_ssd { chosen.memory_blocks } else { chosen.cached_blocks };
         let used = self.fetch.as_ref().map_or(held, |fetch| fetch.until_block);
-        let prefill = considered.prefill_candidates.iter().map(|c| (c.held_blocks, c.at));
-        let decode = considered.decode_candidates.iter().map(|c| (c.held_blocks, c.at));
+        let prefill = considered.prefill_candidates.iter().map(|c| (c.cached_blocks, c.at));
+        let decode = considered.decode_candidates.iter().map(|c| (c.cached_blocks, c.at));
         let Some((most, at)) = prefill.chain(decode).max_by_key(|(held, _)| *held) else {
             return format!("{used} of {blocks} blocks are reused");
         };
         let (instance, node) = considered.name(at);
         if most == 0 && used == 0 {
             return format!(
-                "no node holds any of its {blocks} blocks, of which only whole ones are ever cached"
+                "no node holds any of its {blocks} blocks (only whole blocks are cached)"
             );
         }
         if used >= most {
-            let whence = match &self.fetch {
-                Some(fetch) => format!("some of them fetched from {}", fetch.source.node_id),
-                None => format!("held by {}", chosen.node_id),
+            let source = match &self.fetch {
+                Some(fetch) => format!("some are fetched from {}", fetch.source.node_id),
+                None => format!("cached at {}", chosen.node_id),
             };
-            return format!(
-                "{used} of {blocks} blocks are reused, {whence}, and nobody holds more"
-            );
+            return format!("{used} of {blocks} blocks are reused, {source}; no node holds more");
         }
         let own = considered.prefill_candidates.iter().find(|candidate| candidate.at == at);
         let why = match own.map(|candidate| candidate.verdict) {
             None => {
-                format!("{instance} does not prefill, and fetching them costs more than computing")
+                format!(
+                    "{instance} is not a prefill instance, and a fetch costs more than recomputing"
+                )
             }
-            Some(Verdict::Worse) => {
-                format!("prefill on {instance} costs more, and so does fetching them")
+            Some(Verdict::HigherCost) => {
+                format!("a prefill on {instance} costs more, and so does a fetch")
             }
             Some(Verdict::Chosen) if !self.leaves_ssd => {
-                "of the last one a token is computed, for the first of the answer".to_owned()
+                "the last token is always computed, to get the first token of the answer".to_owned()
             }
             Some(Verdict::Chosen) => {
-                format!("reading the others from the SSD of {node} costs more than computing them")
+                format!(
+                    "reading the others from the SSD of {node} costs more than recomputing them"
+                )
             }
             Some(verdict) => {
-                format!("{instance}: {verdict}; fetching them costs more than computing")
+                format!("{instance}: {verdict}; a fetch costs more than recomputing")
             }
         };
-        format!("{used} of {blocks} blocks are reused though {node} holds {most}: {why}")
+        format!("{used} of {blocks} blocks are reused, and {node} holds {most}: {why}")
     }
 }
 
-fn explain_way(price: &Price) -> WayExplanation {
-    WayExplanation {
-        way: price.way.to_string(),
+fn explain_way(price: &Price) -> ActionExplanation {
+    ActionExplanation {
+        action: price.way.to_string(),
         once_us: price.once_us,
         step_us: price.step_us,
         total_us: price.total_us,
         moved_bytes: price.moved_bytes,
-        closed: price.closed.map(|closed| closed.to_string()),
+        unavailable_reason: price.closed.map(|closed| closed.to_string()),
     }
 }
 
@@ -426,9 +428,9 @@ fn explain_chunk(chunk: &PlacedChunk) -> ChunkExplanation {
     ChunkExplanation {
         first_position: chunk.first_position,
         blocks: chunk.blocks,
-        becomes: chunk.way().to_owned(),
+        action: chunk.way().to_owned(),
         node: chunk.source().map(|source| source.node_id.to_string()),
-        ways: prices.map(explain_way).collect(),
+        actions: prices.map(explain_way).collect(),
     }
 }
 
@@ -436,19 +438,19 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Verdict::Chosen => "chosen",
-            Verdict::Worse => "not the best",
-            Verdict::MissesTtft => "misses the objective for the first token",
-            Verdict::MissesTbt => "misses the objective between tokens",
-            Verdict::NoRoom => "no room",
+            Verdict::HigherCost => "higher cost",
+            Verdict::MissesTtft => "misses the TTFT objective",
+            Verdict::MissesTbt => "misses the TBT objective",
+            Verdict::NoCapacity => "no capacity",
             Verdict::Excluded => "failed this request",
-            Verdict::NotNamed => "another one was named",
-            Verdict::Avoided => "failed a moment ago",
-            Verdict::RoutedOnly => "room for what does not stay elsewhere only",
-            Verdict::RoomUnreported => "idle, and its room is not reported yet",
+            Verdict::NotRequested => "another instance was requested",
+            Verdict::Avoided => "failed recently",
+            Verdict::RoutedOnly => "capacity for a routed prompt only",
+            Verdict::CapacityUnknown => "idle, capacity not reported yet",
             Verdict::Draining => "draining",
-            Verdict::NotWhole => "chunks need an instance that does both",
-            Verdict::NoDecode => "nobody to decode",
-            Verdict::NoPrefill => "nobody to prefill in time",
+            Verdict::NotFull => "reusable chunks need an instance with both roles",
+            Verdict::NoDecode => "no decode instance",
+            Verdict::NoPrefill => "no prefill instance in time",
         })
     }
 }

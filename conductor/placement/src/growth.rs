@@ -11,8 +11,8 @@
 pub(crate) struct Growth {
     prompt_tokens: u32,
     block_tokens: u32,
-    answer_tokens: u32,
-    answer_tokens_max: u32,
+    generated_tokens: u32,
+    generated_tokens_max: u32,
     grown_blocks: u32,
     left_blocks: u32,
 }
@@ -21,26 +21,26 @@ impl Growth {
     pub(crate) fn new(
         prompt_tokens: u32,
         block_tokens: u32,
-        answer_tokens_max: u32,
+        generated_tokens_max: u32,
         answer_tokens_mean: u32,
     ) -> Self {
         let mut growth = Growth {
             prompt_tokens,
             block_tokens: block_tokens.max(1),
-            answer_tokens: 0,
-            answer_tokens_max,
+            generated_tokens: 0,
+            generated_tokens_max,
             grown_blocks: 0,
             left_blocks: 0,
         };
         // Engines ask a little ahead, but never for more than the longest answer takes.
-        let expected = growth.blocks_at(answer_tokens_mean.min(answer_tokens_max));
-        growth.left_blocks = expected.max(1).min(growth.blocks_at(answer_tokens_max));
+        let expected = growth.blocks_at(answer_tokens_mean.min(generated_tokens_max));
+        growth.left_blocks = expected.max(1).min(growth.blocks_at(generated_tokens_max));
         growth
     }
 
     /// Tokens that it has.
-    pub(crate) fn answer_tokens(&self) -> u32 {
-        self.answer_tokens
+    pub(crate) fn generated_tokens(&self) -> u32 {
+        self.generated_tokens
     }
 
     /// Blocks that it has taken.
@@ -55,17 +55,17 @@ impl Growth {
 
     /// It has so many tokens more.
     pub(crate) fn advance(&mut self, tokens: u32) {
-        self.answer_tokens = self.answer_tokens.saturating_add(tokens);
-        let grown_blocks = self.blocks_at(self.answer_tokens).max(self.grown_blocks);
+        self.generated_tokens = self.generated_tokens.saturating_add(tokens);
+        let grown_blocks = self.blocks_at(self.generated_tokens).max(self.grown_blocks);
         let taken = grown_blocks - self.grown_blocks;
         self.grown_blocks = grown_blocks;
-        let possible = self.blocks_at(self.answer_tokens_max).saturating_sub(grown_blocks);
+        let possible = self.blocks_at(self.generated_tokens_max).saturating_sub(grown_blocks);
         self.left_blocks = self.left_blocks.saturating_sub(taken).max(1).min(possible);
     }
 
     /// Blocks beyond the prompt's that so many tokens of the answer lie in.
-    fn blocks_at(&self, answer_tokens: u32) -> u32 {
-        let end = self.prompt_tokens.saturating_add(answer_tokens);
+    fn blocks_at(&self, generated_tokens: u32) -> u32 {
+        let end = self.prompt_tokens.saturating_add(generated_tokens);
         end.div_ceil(self.block_tokens) - self.prompt_tokens.div_ceil(self.block_tokens)
     }
 }

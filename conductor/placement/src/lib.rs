@@ -51,8 +51,8 @@ pub use decision::{
     PlaceRequest, Placement, Policy, PrefillCandidate, Refusal, Refused, Shape, Steering, Verdict,
 };
 pub use explain::{
-    ChunkExplanation, DecodeExplanation, Explanation, FetchExplanation, PrefillExplanation,
-    PrefixExplanation, RefusalExplanation, WayExplanation,
+    ActionExplanation, ChunkExplanation, DecodeExplanation, Explanation, FetchExplanation,
+    PrefillExplanation, PrefixExplanation, RefusalExplanation,
 };
 pub use index::{
     IndexLimits, IndexReader, NodeIndex, PrefixMatch, ShadowIndex, Tier, TierBlocks, TooManyNodes,

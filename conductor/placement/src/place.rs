@@ -150,7 +150,7 @@ impl<'a> Planner<'a> {
         if request.steering.prefix == Some(Way::Recompute) {
             return planner;
         }
-        planner.best = planner.best_holder(|instance| planner.held_blocks(instance));
+        planner.best = planner.best_holder(|instance| planner.cached_blocks(instance));
         planner.best_in_memory = match planner.best {
             // Nothing is better than all of it from memory.
             Some((blocks, at)) if planner.memory_blocks(planner.at(at as u32)) == blocks => None,
@@ -192,8 +192,8 @@ impl<'a> Planner<'a> {
         self.view.instances().iter().enumerate().filter(move |(_, i)| i.model() == model)
     }
 
-    fn held_blocks(&self, instance: &Instance) -> u32 {
-        self.matched.held_blocks(instance.report.node).min(self.reusable_blocks)
+    fn cached_blocks(&self, instance: &Instance) -> u32 {
+        self.matched.cached_blocks(instance.report.node).min(self.reusable_blocks)
     }
 
     /// Whom to fetch from: the longest prefix, of equals the one that has most of it in memory, then the one
@@ -276,7 +276,7 @@ impl<'a> Planner<'a> {
 
     fn growth(&self, instance: &Instance) -> Growth {
         let (max_tokens, mean_tokens) =
-            (self.request.max_tokens, instance.decode_model.answer_tokens());
+            (self.request.max_tokens, instance.decode_model.generated_tokens());
         Growth::new(self.prompt_tokens, self.spec.block_tokens, max_tokens, mean_tokens)
     }
 
@@ -288,28 +288,29 @@ impl<'a> Planner<'a> {
     }
 
     fn price_prefill(&self, at: usize, instance: &Instance) -> PrefillCandidate {
-        let held_blocks = self.held_blocks(instance);
+        let cached_blocks = self.cached_blocks(instance);
         let memory_blocks = self.memory_blocks(instance);
         let selection = self.view.policy().selection;
-        let own_ssd_us = self.ssd_us(instance, held_blocks - memory_blocks);
-        let own = self.priced(at, instance, Reuse::held(held_blocks, own_ssd_us, true));
+        let own_ssd_us = self.ssd_us(instance, cached_blocks - memory_blocks);
+        let own = self.priced(at, instance, Reuse::held(cached_blocks, own_ssd_us, true));
         if self.request.steering.prefix == Some(Way::Fetch)
-            && let Some(best) = self.best.filter(|(blocks, _)| *blocks > held_blocks)
+            && let Some(best) = self.best.filter(|(blocks, _)| *blocks > cached_blocks)
             && let Some(reuse) = self.fetch_from(best, at, instance)
         {
             return self.priced(at, instance, reuse);
         }
-        if selection != Selection::Kvasir {
-            let fetched = self.fetch_above_threshold(at, instance, held_blocks);
+        if selection != Selection::LeastCost {
+            let fetched = self.fetch_above_threshold(at, instance, cached_blocks);
             return fetched
                 .map(|reuse| self.priced(at, instance, reuse))
                 .filter(|fetched| self.view.policy().always_fetch || fetched.ttft_us < own.ttft_us)
                 .unwrap_or(own);
         }
         // What lies on the node's own SSD may be dearer to read than to compute, or to fetch.
-        let in_memory = (memory_blocks < held_blocks).then(|| Reuse::held(memory_blocks, 0, false));
+        let in_memory =
+            (memory_blocks < cached_blocks).then(|| Reuse::held(memory_blocks, 0, false));
         if self.view.policy().always_fetch
-            && let Some(best) = self.best.filter(|(blocks, _)| *blocks > held_blocks)
+            && let Some(best) = self.best.filter(|(blocks, _)| *blocks > cached_blocks)
             && let Some(reuse) = self.fetch_from(best, at, instance)
         {
             return self.priced(at, instance, reuse);
@@ -324,14 +325,16 @@ impl<'a> Planner<'a> {
     }
 
     fn priced(&self, at: usize, instance: &Instance, reuse: Reuse) -> PrefillCandidate {
-        let Policy { selection, rank_stretch, .. } = *self.view.policy();
+        let Policy { selection, shortest_prefill_first_factor, .. } = *self.view.policy();
         let now_us = self.request.now_us;
-        let held_blocks = self.held_blocks(instance);
+        let cached_blocks = self.cached_blocks(instance);
         let memory_blocks = self.memory_blocks(instance);
         let compute_us = self.compute_us(instance, reuse.used_blocks);
         let rank_us = match selection {
-            Selection::Kvasir if rank_stretch > 0.0 => {
-                now_us + reuse.transfer_us + (compute_us as f64 * rank_stretch) as u64
+            Selection::LeastCost if shortest_prefill_first_factor > 0.0 => {
+                now_us
+                    + reuse.transfer_us
+                    + (compute_us as f64 * shortest_prefill_first_factor) as u64
             }
             _ => now_us,
         };
@@ -342,10 +345,10 @@ impl<'a> Planner<'a> {
         PrefillCandidate {
             at: at as u32,
             latest_ttft_us,
-            held_blocks,
+            cached_blocks,
             memory_blocks,
             used_blocks: reuse.used_blocks,
-            leaves_ssd: !reuse.reads_ssd && memory_blocks < held_blocks,
+            leaves_ssd: !reuse.reads_ssd && memory_blocks < cached_blocks,
             fetch_from: reuse.fetch_from,
             queue_us,
             transfer_us: reuse.transfer_us,
@@ -354,8 +357,8 @@ impl<'a> Planner<'a> {
             cost_us,
             rank_us,
             verdict: match self.request.steering.instance {
-                Some(named) if *named != instance.report.instance_id => Verdict::NotNamed,
-                _ if self.lacks_a_role(instance) => Verdict::NotWhole,
+                Some(named) if *named != instance.report.instance_id => Verdict::NotRequested,
+                _ if self.lacks_a_role(instance) => Verdict::NotFull,
                 _ => self.gate(instance, self.prefill_slots(instance, memory_blocks)),
             },
         }
@@ -371,7 +374,7 @@ impl<'a> Planner<'a> {
         let now_us = self.request.now_us;
         // Those that it passes wait for it.
         let passed = match selection {
-            Selection::Kvasir => instance.prefills.behind(rank_us, now_us) as u64,
+            Selection::LeastCost => instance.prefills.behind(rank_us, now_us) as u64,
             _ => 0,
         };
         // While there is work that ranks later, what comes may go before it until its rank has come.
@@ -387,12 +390,12 @@ impl<'a> Planner<'a> {
         &self,
         at: usize,
         instance: &Instance,
-        held_blocks: u32,
+        cached_blocks: u32,
     ) -> Option<Reuse> {
         let Policy { selection, kvcache_balancing_threshold: threshold, .. } = *self.view.policy();
         let (best_blocks, _) = self.best.filter(|_| selection.fetches())?;
-        let above = f64::from(best_blocks) > threshold * f64::from(held_blocks);
-        let above = above && best_blocks > held_blocks;
+        let above = f64::from(best_blocks) > threshold * f64::from(cached_blocks);
+        let above = above && best_blocks > cached_blocks;
         self.best.filter(|_| above).and_then(|best| self.fetch_from(best, at, instance))
     }
 
@@ -467,8 +470,9 @@ impl<'a> Planner<'a> {
 
     fn price_decode(&self, at: usize, instance: &Instance, ready_us: u64) -> DecodeCandidate {
         // The decode side does not wait for its SSD: what it lacks in memory is sent to it.
-        let held_blocks = self.matched.memory_blocks(instance.report.node).min(self.prompt_blocks);
-        let running_max = f64::from(instance.report.max_running.max(1));
+        let cached_blocks =
+            self.matched.memory_blocks(instance.report.node).min(self.prompt_blocks);
+        let running_max = f64::from(instance.report.running_requests_max.max(1));
         let running = instance.answers_at(ready_us, self.request.now_us) + 1.0;
         let over = (running - running_max).max(0.0);
         let wait_us = over * instance.decode_model.answer_us() as f64 / running_max;
@@ -477,14 +481,14 @@ impl<'a> Planner<'a> {
             instance.decode_load(admission, self.prompt_tokens, ready_us, self.request.now_us);
         DecodeCandidate {
             at: at as u32,
-            held_blocks,
+            cached_blocks,
             load: running / running_max,
             wait_us: wait_us as u64,
             tbt_us: instance.predict_tbt_us(decode_load),
             likely: instance.in_time(decode_load, self.objectives.tbt_us),
             misses_tbt: instance.misses_tbt(admission, decode_load, self.objectives.tbt_us),
             decode_load,
-            verdict: self.gate(instance, self.decode_slots(instance, held_blocks)),
+            verdict: self.gate(instance, self.decode_slots(instance, cached_blocks)),
         }
     }
 
@@ -522,7 +526,7 @@ impl<'a> Planner<'a> {
             .max_by_key(|(_, candidate)| {
                 let instance = self.at(candidate.at);
                 let slots = self.view.slots_left(instance);
-                (slots >= self.answer_blocks(), candidate.held_blocks, slots, self.tie(instance))
+                (slots >= self.answer_blocks(), candidate.cached_blocks, slots, self.tie(instance))
             })
             .map(|(at, _)| at)
     }
@@ -545,7 +549,7 @@ impl<'a> Planner<'a> {
         let objectives = self.objectives;
         let mut pairs = Vec::with_capacity(prefills.len());
         for (prefill, candidate) in prefills.iter_mut().enumerate() {
-            let is_full = candidate.verdict == Verdict::NoRoom;
+            let is_full = candidate.verdict == Verdict::NoCapacity;
             if !eligible(candidate.verdict) && !is_full {
                 continue;
             }
@@ -570,7 +574,7 @@ impl<'a> Planner<'a> {
                 false => self.choose_decode(decodes, fits),
             };
             let Some(decode) = decode else {
-                candidate.verdict = Verdict::NoRoom;
+                candidate.verdict = Verdict::NoCapacity;
                 continue;
             };
             let pair = Pair::new(prefill, candidate, decode, &decodes[decode]);
@@ -649,7 +653,7 @@ impl<'a> Planner<'a> {
         let best = |candidate: &DecodeCandidate| {
             let instance = self.at(candidate.at);
             let tbt_us = std::cmp::Reverse(candidate.tbt_us);
-            (!instance.avoided(), tbt_us, candidate.held_blocks, self.tie(instance))
+            (!instance.avoided(), tbt_us, candidate.cached_blocks, self.tie(instance))
         };
         let idle = decodes.iter().enumerate().filter(|(_, candidate)| idle(candidate));
         idle.max_by_key(|(_, candidate)| best(candidate)).map(|(at, _)| at)
@@ -663,16 +667,19 @@ impl<'a> Planner<'a> {
     /// sources have it, and are spread by the request's seed in ours.
     fn order(&self, candidate: &PrefillCandidate, decode_wait_us: u64) -> (u64, u64, u64) {
         let tie = self.tie(self.at(candidate.at));
-        let (number, shorter) = (candidate.at.into(), u64::from(u32::MAX - candidate.held_blocks));
+        let (number, shorter) =
+            (candidate.at.into(), u64::from(u32::MAX - candidate.cached_blocks));
         match self.view.policy().selection {
             Selection::Random => (tie, 0, number),
             Selection::LeastLoaded => {
                 let idle_since_us = self.at(candidate.at).prefills.idle_since_us();
                 (candidate.queue_us, idle_since_us, number)
             }
-            Selection::LongestMatch => (shorter, candidate.queue_us, number),
-            Selection::Local | Selection::Global => (candidate.ttft_us + decode_wait_us, 0, number),
-            Selection::Kvasir => (candidate.cost_us + decode_wait_us, shorter, tie),
+            Selection::LongestPrefix => (shorter, candidate.queue_us, number),
+            Selection::CacheAware | Selection::KvcacheCentric => {
+                (candidate.ttft_us + decode_wait_us, 0, number)
+            }
+            Selection::LeastCost => (candidate.cost_us + decode_wait_us, shorter, tie),
         }
     }
 
@@ -686,11 +693,11 @@ impl<'a> Planner<'a> {
         decodes[winner.decode].verdict = Verdict::Chosen;
         let prefill = &prefills[winner.prefill];
         let decode = &decodes[winner.decode];
-        let chosen_prefill = self.chosen(prefill.at, prefill.held_blocks, prefill.memory_blocks);
+        let chosen_prefill = self.chosen(prefill.at, prefill.cached_blocks, prefill.memory_blocks);
         let shape = if prefill.at == decode.at {
             Shape::Whole(chosen_prefill)
         } else {
-            let chosen_decode = self.chosen(decode.at, decode.held_blocks, decode.held_blocks);
+            let chosen_decode = self.chosen(decode.at, decode.cached_blocks, decode.cached_blocks);
             Shape::Split { prefill: chosen_prefill, decode: chosen_decode }
         };
         let attended = self.attended(prefill, decode);
@@ -771,7 +778,7 @@ impl<'a> Planner<'a> {
             // What stays on a node is in nobody's way.
             push_bytes: match self.share_a_node(prefill.at, decode.at) {
                 true => 0,
-                false => self.block_bytes(self.prompt_blocks.saturating_sub(decode.held_blocks)),
+                false => self.block_bytes(self.prompt_blocks.saturating_sub(decode.cached_blocks)),
             },
             growth: self.growth(self.at(decode.at)),
             decode_load: decode.decode_load,
@@ -794,14 +801,14 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn chosen(&self, at: u32, held_blocks: u32, memory_blocks: u32) -> Chosen {
+    fn chosen(&self, at: u32, cached_blocks: u32, memory_blocks: u32) -> Chosen {
         let instance = self.at(at);
         Chosen {
             instance: instance.reference,
             instance_id: instance.report.instance_id.clone(),
             node: instance.report.node,
             node_id: instance.report.node_id.clone(),
-            held_blocks,
+            cached_blocks,
             memory_blocks,
         }
     }
@@ -819,7 +826,7 @@ fn prompt_blocks_max(instance: &Instance) -> u32 {
 fn eligible(verdict: Verdict) -> bool {
     matches!(
         verdict,
-        Verdict::Worse | Verdict::RoutedOnly | Verdict::RoomUnreported | Verdict::Avoided
+        Verdict::HigherCost | Verdict::RoutedOnly | Verdict::CapacityUnknown | Verdict::Avoided
     )
 }
 
@@ -827,7 +834,7 @@ fn eligible(verdict: Verdict) -> bool {
 fn last_resort(verdict: Verdict) -> u8 {
     match verdict {
         Verdict::RoutedOnly => 1,
-        Verdict::RoomUnreported => 2,
+        Verdict::CapacityUnknown => 2,
         Verdict::Avoided => LAST_RESORT,
         _ => 0,
     }

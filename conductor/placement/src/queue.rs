@@ -18,7 +18,7 @@ pub struct PrefillBooking {
     /// end of a chunk.
     pub rank_us: u64,
     /// How much its rank falls with each microsecond that is done of it.
-    pub rank_stretch: f64,
+    pub shortest_prefill_first_factor: f64,
     /// When the blocks that it waits for are predicted to be there; it does not begin earlier.
     pub ready_us: u64,
     /// What it sends to the decode side while it runs.
@@ -81,13 +81,16 @@ impl PrefillQueue {
     }
 
     /// A queue that a decision cannot tell from the one that the parts are of.
-    pub(crate) fn from_parts(parts: &QueueParts, rank_stretch: f64) -> PrefillQueue {
+    pub(crate) fn from_parts(
+        parts: &QueueParts,
+        shortest_prefill_first_factor: f64,
+    ) -> PrefillQueue {
         let booking = |part: &QueuePart| PrefillBooking {
             computed_tokens: 0,
             reused_tokens: 0,
             predicted_us: part.predicted_us,
             rank_us: part.rank_us,
-            rank_stretch,
+            shortest_prefill_first_factor,
             ready_us: 0,
             push_bytes: 0,
         };
@@ -217,7 +220,7 @@ impl PrefillBooking {
     /// Its rank when so much of it is done.
     pub fn rank_after(&self, done_us: u64) -> u64 {
         let done_us = done_us.min(self.predicted_us) as f64;
-        self.rank_us.saturating_sub((done_us * self.rank_stretch) as u64)
+        self.rank_us.saturating_sub((done_us * self.shortest_prefill_first_factor) as u64)
     }
 }
 

@@ -133,7 +133,7 @@ pub(crate) struct Question {
     /// Prompt tokens after the prefix.
     pub prefill_tokens: u32,
     /// Tokens of the answer, as far as can be foreseen.
-    pub answer_tokens: u32,
+    pub generated_tokens: u32,
     pub step_us: u64,
     pub step_max_us: u64,
     pub free_slots: u32,
@@ -187,7 +187,7 @@ impl Question {
         let holders = &in_order[..];
         let constants = learned.constants(&routing.constants);
         let companions = holders.iter().map(|holder| holder.companions).max().unwrap_or(0);
-        let steps = u64::from(self.answer_tokens.max(1));
+        let steps = u64::from(self.generated_tokens.max(1));
         let parts: ArrayVec<AttendedPart, HOLDERS_MAX> = self.parts(holders).collect();
         let decode = self.decide(&constants, (holders, &parts), 1 + companions, steps);
         let prefill = self.decide(&constants, (holders, &parts), self.prefill_tokens.max(1), 1);

@@ -1,5 +1,5 @@
-//! By what a prefill instance is chosen: the policies that can be selected, and where they differ.
-//! All of them are priced by one and the same [`crate::place()`]; here is only what it asks them.
+//! Policies that select the prefill instance, and the differences between them. [`crate::place()`] prices
+//! the candidates of all policies.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,42 +12,42 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Selection {
-    /// Any, whatever it holds and does.
+    /// A random instance.
     Random,
-    /// The shortest queue; of idle ones the one that has been so for longest.
+    /// The shortest queue; among idle instances the one that has been idle for longest.
     LeastLoaded,
     /// The longest prefix, then the shortest queue.
-    LongestMatch,
-    /// The least time to first token with what each instance holds itself (*Mooncake* §4.1,
+    LongestPrefix,
+    /// The shortest time to first token with the blocks that each instance's node holds (*Mooncake* §4.1,
     /// cache-aware scheduling).
-    Local,
+    CacheAware,
     /// *Mooncake* Algorithm 1: the least time to first token; an instance whose own prefix is
     /// shorter than the best one by more than the threshold fetches the difference.
-    Global,
+    KvcacheCentric,
     /// The least cost, with fetch priced against recomputation on each instance.
     #[default]
-    Kvasir,
+    LeastCost,
 }
 
 impl Selection {
     pub const ALL: [Selection; 6] = [
         Selection::Random,
         Selection::LeastLoaded,
-        Selection::LongestMatch,
-        Selection::Local,
-        Selection::Global,
-        Selection::Kvasir,
+        Selection::LongestPrefix,
+        Selection::CacheAware,
+        Selection::KvcacheCentric,
+        Selection::LeastCost,
     ];
 
-    /// As it is written in configurations and on the command line.
+    /// The name in configurations and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Selection::Random => "random",
             Selection::LeastLoaded => "least-loaded",
-            Selection::LongestMatch => "longest-match",
-            Selection::Local => "local",
-            Selection::Global => "global",
-            Selection::Kvasir => "kvasir",
+            Selection::LongestPrefix => "longest-prefix",
+            Selection::CacheAware => "cache-aware",
+            Selection::KvcacheCentric => "kvcache-centric",
+            Selection::LeastCost => "least-cost",
         }
     }
 
@@ -55,13 +55,13 @@ impl Selection {
     /// that the longer of the two counts; Algorithm 1, as it is printed, adds them.
     pub(crate) fn ttft_us(self, queue_us: u64, transfer_us: u64, compute_us: u64) -> u64 {
         match self {
-            Selection::Global => queue_us + transfer_us + compute_us,
+            Selection::KvcacheCentric => queue_us + transfer_us + compute_us,
             _ => queue_us.max(transfer_us) + compute_us,
         }
     }
 
     pub(crate) fn fetches(self) -> bool {
-        matches!(self, Selection::Global | Selection::Kvasir)
+        matches!(self, Selection::KvcacheCentric | Selection::LeastCost)
     }
 }
 
@@ -71,10 +71,10 @@ impl fmt::Display for Selection {
     }
 }
 
-/// No policy has this name.
+/// An unknown name of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no policy: it is one of random, least-loaded, longest-match, local, global, kvasir"
+    "unknown policy `{0}`; use one of random, least-loaded, longest-prefix, cache-aware, kvcache-centric, least-cost"
 )]
 pub struct UnknownSelection(String);
 

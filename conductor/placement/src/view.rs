@@ -131,9 +131,9 @@ pub struct InstanceReport {
     /// What it can do.
     pub role: Role,
     /// What it plays of that, where that was set: see [`Instance::role`].
-    pub plays: Option<Role>,
+    pub current_role: Option<Role>,
     pub model: ModelSpec,
-    pub max_running: u32,
+    pub running_requests_max: u32,
     /// Of the node.
     pub slots_total: u32,
     pub slots_available: u32,
@@ -508,14 +508,14 @@ impl ClusterView {
         for route in &mut booked.routes {
             route.companions = self.begin_route(route.source, decode.instance);
         }
-        let rank_stretch = self.policy.rank_stretch;
+        let shortest_prefill_first_factor = self.policy.shortest_prefill_first_factor;
         if let Some((instance, host)) = self.find_with_host(prefill.instance) {
             let work = PrefillBooking {
                 computed_tokens: placement.compute_tokens,
                 reused_tokens: placement.reused_tokens,
                 predicted_us: placement.compute_us,
                 rank_us: placement.rank_us,
-                rank_stretch,
+                shortest_prefill_first_factor,
                 ready_us,
                 push_bytes: placement.push_bytes,
             };
@@ -664,17 +664,17 @@ impl ClusterView {
                 let model = &mut instance.decode_model;
                 match completed {
                     Some(tokens) => model.observe_answer(lasted_us, tokens),
-                    None => model.observe_broken_off(lasted_us, booked.growth.answer_tokens()),
+                    None => model.observe_broken_off(lasted_us, booked.growth.generated_tokens()),
                 }
             }
         }
     }
 
     /// How many tokens an answer of this model has, in the mean of those that decode it.
-    pub fn answer_tokens(&self, model: &str) -> u32 {
+    pub fn generated_tokens(&self, model: &str) -> u32 {
         let decodes = |i: &&Instance| i.role.decodes() && *i.report.model.name == *model;
         let all = || self.instances.iter().filter(decodes);
-        let sum: u64 = all().map(|i| u64::from(i.decode_model.answer_tokens())).sum();
+        let sum: u64 = all().map(|i| u64::from(i.decode_model.generated_tokens())).sum();
         (sum / all().count().max(1) as u64) as u32
     }
 

@@ -115,7 +115,7 @@ pub enum Aside {
 
 /// The line is full, and the tenant has its share of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{waiting} requests wait already")]
+#[error("the admission queue is full: {waiting} requests are waiting")]
 pub struct LineFull {
     pub waiting: usize,
 }

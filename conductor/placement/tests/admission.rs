@@ -9,7 +9,7 @@ fn world(admission: Admission) -> World {
         .reports("p0", |report| report.slots_available = 1_000_000)
         .reports("d0", |report| {
             (report.slots_total, report.slots_available) = (1_000_000, 1_000_000);
-            report.max_running = 1_000;
+            report.running_requests_max = 1_000;
         })
 }
 
@@ -99,7 +99,7 @@ fn a_second_look_sees_what_decodes_by_then() {
 #[test]
 fn a_prefill_that_many_will_pass_is_held_against_its_objective_as_if_they_had() {
     let ask = |admission| {
-        let policy = Policy { admission, rank_stretch: 5.0, ..Policy::default() };
+        let policy = Policy { admission, shortest_prefill_first_factor: 5.0, ..Policy::default() };
         let mut world = World::with_policy(&["p0", "d0"], policy)
             .reports("p0", |report| report.slots_available = 1_000_000)
             .reports("d0", |report| report.slots_available = 1_000_000);
@@ -226,7 +226,7 @@ fn who_is_refused_between_tokens_is_told_when_what_was_sent_joins_no_more() {
         .reports("p0", |report| report.slots_available = 1_000_000)
         .reports("d0", |report| {
             (report.slots_total, report.slots_available) = (1_000_000, 1_000_000);
-            report.max_running = 1_000;
+            report.running_requests_max = 1_000;
         });
     let now_us = teach(&mut world);
     (0..4).for_each(|_| _ = world.book(now_us));

@@ -108,7 +108,7 @@ fn follow(
         let over = |work: f64, role| work / count(&members, role).max(1) as f64;
         balance.sample(now_us, over(prefill, Role::Prefill), over(decode, Role::Decode));
         let Some(plan) = balance.plan(&members, now_us) else { continue };
-        assert!(plan.changes.len() <= options.changes_max, "{plan:?}");
+        assert!(plan.changes.len() <= options.concurrent_role_changes_max, "{plan:?}");
         for change in &plan.changes {
             let found = members.iter_mut().find(|m| m.instance == change.instance);
             let member = found.expect("one of them");
@@ -132,9 +132,9 @@ proptest! {
     fn under_a_constant_load_roles_move_one_way_and_come_to_rest(
         prefills in 1usize..20, decodes in 1usize..20,
         prefill_work in 0.0..30.0, decode_work in 0.0..30.0,
-        changes_max in 1usize..4, minimum in 1usize..4,
+        concurrent_role_changes_max in 1usize..4, minimum in 1usize..4,
     ) {
-        let options = BalanceOptions { changes_max, prefills_min: minimum, decodes_min: minimum, ..options() };
+        let options = BalanceOptions { concurrent_role_changes_max, prefill_instances_min: minimum, decode_instances_min: minimum, ..options() };
         let log = follow(options, members(prefills, decodes), 600, |_| (prefill_work, decode_work));
         prop_assert!(log.iter().all(|change| change.3 == log[0].3), "{log:?}");
         prop_assert!(log.last().is_none_or(|last| last.0 < 500_000_000), "{log:?}");
@@ -144,10 +144,10 @@ proptest! {
     fn under_any_load_changes_are_a_window_apart_and_neither_side_falls_below_its_least(
         prefills in 1usize..12, decodes in 1usize..12,
         loads in prop::collection::vec((0.0..20.0, 0.0..20.0), 1..40),
-        changes_max in 1usize..4, prefills_min in 1usize..5, decodes_min in 1usize..5,
+        concurrent_role_changes_max in 1usize..4, prefill_instances_min in 1usize..5, decode_instances_min in 1usize..5,
         unable: u16,
     ) {
-        let options = BalanceOptions { changes_max, prefills_min, decodes_min, ..options() };
+        let options = BalanceOptions { concurrent_role_changes_max, prefill_instances_min, decode_instances_min, ..options() };
         let mut all = members(prefills, decodes);
         for (at, member) in all.iter_mut().enumerate() {
             member.can_change = unable & (1 << (at % 16)) == 0;
@@ -157,7 +157,7 @@ proptest! {
             prop_assert!(pair[1].0 - pair[0].0 >= WINDOW_US, "{log:?}");
         }
         for &(_, p, d, _) in &log {
-            prop_assert!(p >= prefills_min.min(prefills) && d >= decodes_min.min(decodes), "{log:?}");
+            prop_assert!(p >= prefill_instances_min.min(prefills) && d >= decode_instances_min.min(decodes), "{log:?}");
             prop_assert_eq!(p + d, prefills + decodes);
         }
     }

@@ -422,11 +422,11 @@ fn an_instance_learns_from_its_own_prefills() {
 #[test]
 fn a_node_under_another_number_keeps_its_instance() {
     let mut world = World::new(&["p0", "d0"]).held(&[(0, 15)]);
-    assert_eq!(world.place(|_| {}).expect("a placement").prefill().held_blocks, 15);
+    assert_eq!(world.place(|_| {}).expect("a placement").prefill().cached_blocks, 15);
     world.view.renumber_node(kvasir_placement::NodeIndex(0), kvasir_placement::NodeIndex(5));
-    assert_eq!(world.place(|_| {}).expect("a placement").prefill().held_blocks, 0);
+    assert_eq!(world.place(|_| {}).expect("a placement").prefill().cached_blocks, 0);
     world.matched = PrefixMatch::from_pairs(&[(kvasir_placement::NodeIndex(5), 15)]);
-    assert_eq!(world.place(|_| {}).expect("a placement").prefill().held_blocks, 15);
+    assert_eq!(world.place(|_| {}).expect("a placement").prefill().cached_blocks, 15);
 }
 
 #[test]

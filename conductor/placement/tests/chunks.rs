@@ -79,7 +79,7 @@ fn a_chunk_comes_the_cheapest_way_and_its_copy_costs_the_splice_too() {
         assert!(fetch.once_us >= 1_000.0, "{fetch}");
         assert_eq!((placed.reused_tokens, placed.compute_tokens), (320, 680));
         assert!(placed.to_string().contains(&format!("chunk of 5 blocks at 100: {want}, ")));
-        assert_eq!(placed.explain().chunks[0].becomes, want);
+        assert_eq!(placed.explain().chunks[0].action, want);
     }
     for (way, want) in [(Way::Route, "route"), (Way::Fetch, "fetch"), (Way::Recompute, "recompute")]
     {
@@ -95,7 +95,7 @@ fn who_has_a_chunk_is_preferred_and_nothing_is_asked() {
     let model = world.view.models().last().expect("a model").0;
     let placed = world.place(|request| (request.model, request.chunks) = (model, &chunks));
     let placed = placed.expect("placed");
-    assert_eq!((&*placed.prefill().instance_id.0, ways(&placed)), ("b1", vec!["here"]));
+    assert_eq!((&*placed.prefill().instance_id.0, ways(&placed)), ("b1", vec!["local"]));
     assert_eq!(placed.chunks[0].decision, None);
 }
 

@@ -160,7 +160,7 @@ fn decode_steps_and_answers_follow_what_was_measured() {
         sequence_us: 100.0,
         token_us: 0.0,
         answer_us: 1_000_000.0,
-        answer_tokens: 256.0,
+        generated_tokens: 256.0,
     };
     let mut model = DecodeModel::new(profile);
     assert_eq!((model.predict_step_us(1, 0.0), model.predict_step_us(10, 0.0)), (1_100, 2_000));
@@ -173,7 +173,7 @@ fn decode_steps_and_answers_follow_what_was_measured() {
     assert!((29_000_000..30_100_000).contains(&model.answer_us()));
     model.observe_step(1, 0.0, 0);
     model.observe_step(1, 0.0, u64::MAX);
-    assert!((990..=1_000).contains(&model.answer_tokens()), "{}", model.answer_tokens());
+    assert!((990..=1_000).contains(&model.generated_tokens()), "{}", model.generated_tokens());
     model.observe_answer(u64::MAX, u32::MAX);
     assert!(model.predict_step_us(1, 0.0) < 200 * 1_100, "{}", model.predict_step_us(1, 0.0));
     assert!(model.predict_step_us(u32::MAX, 0.0) <= 3_600_000_000);

@@ -103,7 +103,7 @@ fn compare(index: &ShadowIndex, naive: &Naive) {
             let matched = index.match_prefix(&chain(of, length));
             for (node, held) in &naive.nodes {
                 let want = held.get(&of).copied().unwrap_or(0).min(length);
-                assert_eq!(matched.held_blocks(*node), want, "node {node}, chain {of}, {length}");
+                assert_eq!(matched.cached_blocks(*node), want, "node {node}, chain {of}, {length}");
             }
         }
     }
@@ -142,7 +142,7 @@ proptest! {
         }
         let matched = index.match_prefix(&keys);
         for (number, held) in held.iter().enumerate() {
-            let length = matched.held_blocks(NodeIndex(number as u16));
+            let length = matched.cached_blocks(NodeIndex(number as u16));
             prop_assert!(length == 0 || held.contains(&(length - 1)));
             prop_assert!(length == 60 || !held.contains(&length));
         }
@@ -160,14 +160,14 @@ fn a_retired_node_is_gone_at_once_and_its_number_comes_back_clean() {
     index.insert(b, Tier::Dram, &keys[..10]);
     index.retire_node(a);
     let matched = index.match_prefix(&keys);
-    assert_eq!((matched.held_blocks(a), matched.held_blocks(b)), (0, 10));
+    assert_eq!((matched.cached_blocks(a), matched.cached_blocks(b)), (0, 10));
     assert_eq!(index.entries(), 10);
     assert_eq!(index.insert(a, Tier::Dram, &keys), 50, "nothing is taken for a node that is gone");
     let mut numbers = BTreeSet::new();
     for _ in 0..200 {
         let node = index.add_node().expect("room again");
         numbers.insert(node);
-        assert_eq!(index.match_prefix(&keys).held_blocks(node), 0);
+        assert_eq!(index.match_prefix(&keys).cached_blocks(node), 0);
         index.insert(node, Tier::Dram, &keys);
         index.retire_node(node);
     }
@@ -181,7 +181,7 @@ fn memory_is_bounded_and_comes_back() {
     let (a, b) = (index.add_node().expect("room"), index.add_node().expect("room"));
     let keys = chain(1, 1_500);
     assert_eq!(index.insert(a, Tier::Dram, &keys), 500);
-    assert_eq!(index.match_prefix(&keys).held_blocks(a), 1_000);
+    assert_eq!(index.match_prefix(&keys).cached_blocks(a), 1_000);
     let bytes = index.bytes();
     assert_eq!(index.insert(b, Tier::Dram, &keys), 500, "blocks that are known cost nothing more");
     assert_eq!(index.bytes(), bytes);
@@ -207,12 +207,12 @@ fn an_entry_takes_less_than_28_bytes_at_any_size() {
 #[test]
 fn nothing_matches_nothing() {
     let mut index = ShadowIndex::new(IndexLimits::default());
-    assert_eq!(index.match_prefix(&chain(1, 5)).held_blocks(NodeIndex(0)), 0);
+    assert_eq!(index.match_prefix(&chain(1, 5)).cached_blocks(NodeIndex(0)), 0);
     let node = index.add_node().expect("room");
     index.insert(node, Tier::Dram, &chain(1, 5));
-    assert_eq!(index.match_prefix(&[]).held_blocks(node), 0);
-    assert_eq!(index.match_prefix(&chain(2, 5)).held_blocks(node), 0);
-    assert_eq!(index.match_prefix(&chain(1, 5)).held_blocks(NodeIndex(999)), 0);
+    assert_eq!(index.match_prefix(&[]).cached_blocks(node), 0);
+    assert_eq!(index.match_prefix(&chain(2, 5)).cached_blocks(node), 0);
+    assert_eq!(index.match_prefix(&chain(1, 5)).cached_blocks(NodeIndex(999)), 0);
 }
 
 #[test]
@@ -236,10 +236,10 @@ fn a_sweep_leaves_no_trace_also_of_a_node_that_retires_meanwhile() {
         let node = index.add_node().expect("room");
         assert!(nodes[..2].contains(&node), "numbers come back");
         for key in crowded.iter().chain(&spread) {
-            assert_eq!(index.match_prefix(&[*key]).held_blocks(node), 0);
+            assert_eq!(index.match_prefix(&[*key]).cached_blocks(node), 0);
         }
     }
-    assert_eq!(index.match_prefix(&crowded).held_blocks(nodes[2]), 60);
+    assert_eq!(index.match_prefix(&crowded).cached_blocks(nodes[2]), 60);
 }
 
 /// Tier of a block, of a few nodes: what the index is told and what it says.
@@ -304,7 +304,7 @@ proptest! {
                         Some(Tier::Dram) => (1, 1, 0),
                         Some(Tier::Vram) => (1, 1, 1),
                     };
-                    prop_assert_eq!((matched.held_blocks(node), memory, vram), want, "node {}", node);
+                    prop_assert_eq!((matched.cached_blocks(node), memory, vram), want, "node {}", node);
                 }
             }
         }
@@ -329,8 +329,9 @@ fn a_chain_that_sinks_from_its_end_is_priced_by_where_its_tiers_end() {
     index.insert(nodes[64], Tier::Dram, &keys[30..60]);
     index.insert(nodes[64], Tier::Ssd, &keys[60..90]);
     let matched = index.match_prefix(&keys);
-    let lengths =
-        |node| (matched.held_blocks(node), matched.memory_blocks(node), matched.vram_blocks(node));
+    let lengths = |node| {
+        (matched.cached_blocks(node), matched.memory_blocks(node), matched.vram_blocks(node))
+    };
     assert_eq!(lengths(nodes[0]), (100, 100, 0));
     assert_eq!(lengths(nodes[64]), (90, 60, 30));
     assert_eq!(lengths(nodes[1]), (0, 0, 0));
@@ -388,13 +389,13 @@ fn readers_see_what_stays_while_the_writer_works() {
             let (mut found, mut missed) = (0u64, 0u64);
             while !done.load(std::sync::atomic::Ordering::Relaxed) || found == 0 {
                 let matched = reader.match_prefix(&chain_that_stays);
-                assert_eq!(matched.held_blocks(changes), 0);
-                match matched.held_blocks(stays) {
+                assert_eq!(matched.cached_blocks(changes), 0);
+                match matched.cached_blocks(stays) {
                     200 => found += 1,
                     // It had passed the new place of a key that moved back just then.
                     _ => missed += 1,
                 }
-                assert_eq!(reader.match_prefix(&never).held_blocks(stays), 0);
+                assert_eq!(reader.match_prefix(&never).cached_blocks(stays), 0);
             }
             (found, missed)
         });

@@ -17,8 +17,8 @@ fn an_idle_pair_takes_the_request() {
         &World::new(&["p0", "d0"]),
         "
 prompt of 1000 tokens in 16 blocks
-prefill p0@n0: held 0, max(queue 0, transfer 0) + compute 11000 = 11000 us: chosen
-decode d0@n1: held 0, load 0.10, wait 0 us, step 1100 us: chosen
+prefill p0@n0: cached 0, max(queue 0, transfer 0) + compute 11000 = 11000 us: chosen
+decode d0@n1: cached 0, load 0.10, wait 0 us, step 1100 us: chosen
 split p0 -> d0, first token in 11000 us, then every 1100 us",
     );
 }
@@ -29,8 +29,8 @@ fn one_that_does_both_serves_it_whole() {
         &World::new(&["b0"]).held(&[(0, 10)]),
         "
 prompt of 1000 tokens in 16 blocks
-prefill b0@n0: held 10, max(queue 0, transfer 0) + compute 4600 = 4600 us: chosen
-decode b0@n0: held 10, load 0.10, wait 0 us, step 1100 us: chosen
+prefill b0@n0: cached 10, max(queue 0, transfer 0) + compute 4600 = 4600 us: chosen
+decode b0@n0: cached 10, load 0.10, wait 0 us, step 1100 us: chosen
 whole on b0, first token in 4600 us, then every 1100 us",
     );
 }
@@ -41,9 +41,9 @@ fn the_longest_prefix_wins_among_the_idle() {
         &World::new(&["p0", "p1", "d0"]).held(&[(0, 12), (1, 8)]),
         "
 prompt of 1000 tokens in 16 blocks
-prefill p0@n0: held 12, max(queue 0, transfer 0) + compute 3320 = 3320 us: chosen
-prefill p1@n1: held 8, fetch to 12 from n0, max(queue 0, transfer 500) + compute 3320 = 3820 us: not the best
-decode d0@n2: held 0, load 0.10, wait 0 us, step 1100 us: chosen
+prefill p0@n0: cached 12, max(queue 0, transfer 0) + compute 3320 = 3320 us: chosen
+prefill p1@n1: cached 8, fetch to 12 from n0, max(queue 0, transfer 500) + compute 3320 = 3820 us: higher cost
+decode d0@n2: cached 0, load 0.10, wait 0 us, step 1100 us: chosen
 split p0 -> d0, first token in 3320 us, then every 1100 us",
     );
 }
@@ -57,9 +57,9 @@ fn a_busy_holder_gives_its_blocks_to_an_idle_instance() {
         &busy,
         "
 prompt of 1000 tokens in 16 blocks
-prefill p0@n0: held 12, max(queue 61200, transfer 0) + compute 3320 = 64520 us: not the best
-prefill p1@n1: held 2, fetch to 12 from n0, max(queue 0, transfer 1100) + compute 3320 = 4420 us: chosen
-decode d0@n2: held 0, load 0.10, wait 0 us, step 1100 us: chosen
+prefill p0@n0: cached 12, max(queue 61200, transfer 0) + compute 3320 = 64520 us: higher cost
+prefill p1@n1: cached 2, fetch to 12 from n0, max(queue 0, transfer 1100) + compute 3320 = 4420 us: chosen
+decode d0@n2: cached 0, load 0.10, wait 0 us, step 1100 us: chosen
 split p1 -> d0, fetch [2, 12) from n0, first token in 4420 us, then every 1100 us",
     );
 }
@@ -75,9 +75,9 @@ fn queue_and_transfer_overlap() {
         &busy,
         "
 prompt of 1000 tokens in 16 blocks
-prefill p0@n0: held 12, max(queue 61200, transfer 0) + compute 3320 = 64520 us: not the best
-prefill p1@n1: held 0, fetch to 12 from n0, max(queue 6120, transfer 1300) + compute 3320 = 9440 us: chosen
-decode d0@n2: held 0, load 0.10, wait 0 us, step 1100 us: chosen
+prefill p0@n0: cached 12, max(queue 61200, transfer 0) + compute 3320 = 64520 us: higher cost
+prefill p1@n1: cached 0, fetch to 12 from n0, max(queue 6120, transfer 1300) + compute 3320 = 9440 us: chosen
+decode d0@n2: cached 0, load 0.10, wait 0 us, step 1100 us: chosen
 split p1 -> d0, fetch [0, 12) from n0, first token in 9440 us, then every 1100 us",
     );
 }
@@ -113,7 +113,7 @@ fn a_dear_fetch_is_left_unless_the_policy_insists() {
 fn the_threshold_decides_whether_a_fetch_is_looked_at() {
     let fetches = |threshold: f64, held: &[(u16, u32)]| {
         let policy = Policy {
-            selection: Selection::Global,
+            selection: Selection::KvcacheCentric,
             kvcache_balancing_threshold: threshold,
             always_fetch: true,
             ..Policy::default()
@@ -220,7 +220,7 @@ fn a_refusal_shows_what_everybody_would_have_cost_and_why_nobody_was_taken() {
         let refused = world.decide(change).expect_err("refused");
         assert_eq!(refused.to_string().lines().collect::<Vec<_>>(), want);
         let explained = refused.explain();
-        assert_eq!(explained.why, refused.refusal.to_string());
+        assert_eq!(explained.reason, refused.refusal.to_string());
         let lines = explained.prefill_candidates.len() + explained.decode_candidates.len();
         assert_eq!(lines, want.len() - 2);
     };
@@ -238,11 +238,11 @@ fn a_refusal_shows_what_everybody_would_have_cost_and_why_nobody_was_taken() {
         slow,
         &[
             "prompt of 1000 tokens in 16 blocks",
-            "prefill p0@n0: held 0, max(queue 3060000, transfer 0) + compute 11000 = 3071000 us: misses the objective for the first token",
-            "prefill p1@n1: held 15, max(queue 0, transfer 0) + compute 1400 = 1400 us: draining",
-            "decode d0@n2: held 0, load 0.10, wait 0 us, step 1100 us: nobody to prefill in time",
-            "decode d1@n3: held 0, load 0.10, wait 0 us, step 1100 us: no room",
-            "refused: no instance would answer within the objective for the first token; predicted time to first token 3071000 us; retry after 2071 ms",
+            "prefill p0@n0: cached 0, max(queue 3060000, transfer 0) + compute 11000 = 3071000 us: misses the TTFT objective",
+            "prefill p1@n1: cached 15, max(queue 0, transfer 0) + compute 1400 = 1400 us: draining",
+            "decode d0@n2: cached 0, load 0.10, wait 0 us, step 1100 us: no prefill instance in time",
+            "decode d1@n3: cached 0, load 0.10, wait 0 us, step 1100 us: no capacity",
+            "refused: no instance can meet the TTFT objective; predicted time to first token 3071000 us; retry after 2071 ms",
         ],
     );
     let small = World::new(&["p0", "d0"]).reports("d0", |report| {
@@ -254,9 +254,9 @@ fn a_refusal_shows_what_everybody_would_have_cost_and_why_nobody_was_taken() {
         |_| {},
         &[
             "prompt of 1000 tokens in 16 blocks",
-            "prefill p0@n0: held 0, max(queue 0, transfer 0) + compute 11000 = 11000 us: nobody to decode",
-            "decode d0@n1: held 0, load 0.10, wait 0 us, step 1100 us: no room",
-            "refused: it needs 16 blocks of cache, and there is room for 15 at most",
+            "prefill p0@n0: cached 0, max(queue 0, transfer 0) + compute 11000 = 11000 us: no decode instance",
+            "decode d0@n1: cached 0, load 0.10, wait 0 us, step 1100 us: no capacity",
+            "refused: it needs 16 cache blocks, and an instance has at most 15",
         ],
     );
     check(
@@ -264,7 +264,7 @@ fn a_refusal_shows_what_everybody_would_have_cost_and_why_nobody_was_taken() {
         |_| {},
         &[
             "prompt of 1000 tokens in 16 blocks",
-            "decode d0@n0: held 0, load 0.10, wait 0 us, step 1100 us: nobody to prefill in time",
+            "decode d0@n0: cached 0, load 0.10, wait 0 us, step 1100 us: no prefill instance in time",
             "refused: no prefill instance of model `tiny` is available",
         ],
     );

@@ -84,7 +84,7 @@ proptest! {
         prop_assert!(prefill.role != 1 && decode.role != 0);
         prop_assert_eq!(placement.is_whole(), prefill.role == 2);
         if let Some(fetch) = &placement.fetch {
-            prop_assert_eq!(fetch.from_block, placement.prefill().held_blocks);
+            prop_assert_eq!(fetch.from_block, placement.prefill().cached_blocks);
             prop_assert!(fetch.until_block > fetch.from_block);
             prop_assert!(fetch.until_block <= at(&fetch.source).held);
             prop_assert!(fetch.source.node != placement.prefill().node);

@@ -82,7 +82,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn policy() -> impl Strategy<Value = Policy> {
     let selection = prop_oneof![
-        3 => Just(Selection::Kvasir),
+        3 => Just(Selection::LeastCost),
         1 => prop::sample::select(&Selection::ALL[..]),
     ];
     let admission = prop_oneof![
@@ -90,11 +90,11 @@ fn policy() -> impl Strategy<Value = Policy> {
         1 => prop::sample::select(&Admission::ALL[..]),
     ];
     (selection, any::<bool>(), 0.0..4.0, prop::option::of(any::<bool>()), admission).prop_map(
-        |(selection, always_fetch, rank_stretch, always, admission)| Policy {
+        |(selection, always_fetch, shortest_prefill_first_factor, always, admission)| Policy {
             admission,
             selection,
             always_fetch,
-            rank_stretch,
+            shortest_prefill_first_factor,
             routing: always.map(|always| Routing { constants: constants(), always }),
             ..Policy::default()
         },
@@ -303,7 +303,7 @@ fn what_was_changed_is_found() {
     };
     found("/inputs/request/prompt_tokens", 3_000.into(), "prompt_blocks");
     found("/inputs/instances/3/prefill/token_us", "10.5".into(), "prefill_candidates.0.compute_us");
-    found("/inputs/hosts/4/held_blocks", 3.into(), "prefill_candidates.1.held_blocks");
+    found("/inputs/hosts/4/cached_blocks", 3.into(), "prefill_candidates.1.cached_blocks");
     found("/inputs/instances/0/draining", true.into(), "decode_candidates.0.verdict");
     found("/inputs/hosts/0/slots_available", 0.into(), "decode_candidates.0.verdict");
     found("/inputs/request/ttft_objective_us", 1.into(), "prefill_candidates.0.verdict");
@@ -325,15 +325,23 @@ fn what_is_no_recorded_decision_is_refused_and_says_why() {
         let error: RecordedError = RecordedDecision::read(changed).expect_err("refused");
         assert!(error.to_string().contains(want), "{error} lacks {want}");
     };
-    check("/form", 1.into(), "form 1; this version reads form 10");
-    check("/form", "x".into(), "form \"x\"");
-    check("/inputs/request", Value::Null, "no recorded decision");
-    check("/inputs/hosts/0/in_free_us", u64::MAX.into(), "`in_free_us` is out of bounds");
-    check("/inputs/instances/0/host", 6.into(), "`host` is out of bounds");
-    check("/inputs/instances/0/prefill/token_us", "NaN".into(), "`prefill` is out of bounds");
-    check("/inputs/instances/0/prefill/token_us", "a".into(), "is no number");
-    check("/inputs/instances/0/max_running", u32::MAX.into(), "`max_running` is out of bounds");
-    check("/inputs/policy/rank_stretch", "-1".into(), "`rank_stretch` is out of bounds");
+    check("/form", 1.into(), "format 1; this version reads format 11");
+    check("/form", "x".into(), "format \"x\"");
+    check("/inputs/request", Value::Null, "not a recorded decision");
+    check("/inputs/hosts/0/in_free_us", u64::MAX.into(), "`in_free_us` is out of range");
+    check("/inputs/instances/0/host", 6.into(), "`host` is out of range");
+    check("/inputs/instances/0/prefill/token_us", "NaN".into(), "`prefill` is out of range");
+    check("/inputs/instances/0/prefill/token_us", "a".into(), "\"a\" is not a number");
+    check(
+        "/inputs/instances/0/running_requests_max",
+        u32::MAX.into(),
+        "`running_requests_max` is out of range",
+    );
+    check(
+        "/inputs/policy/shortest_prefill_first_factor",
+        "-1".into(),
+        "`shortest_prefill_first_factor` is out of range",
+    );
     assert!(RecordedDecision::read(Value::Null).is_err());
 }
 

@@ -40,11 +40,11 @@ fn planned(
 fn a_role_that_was_set_holds_while_others_play_the_other_one() {
     let both = World::new(&["b0", "b1", "b2"]);
     assert_eq!(roles(&both), [Role::Both; 3]);
-    let one = both.reports("b0", |report| report.plays = Some(Role::Prefill));
+    let one = both.reports("b0", |report| report.current_role = Some(Role::Prefill));
     assert_eq!(roles(&one), [Role::Prefill, Role::Both, Role::Both]);
-    let two = one.reports("b1", |report| report.plays = Some(Role::Decode));
+    let two = one.reports("b1", |report| report.current_role = Some(Role::Decode));
     assert_eq!(roles(&two), [Role::Prefill, Role::Decode, Role::Both]);
-    let all = two.reports("b2", |report| report.plays = Some(Role::Decode));
+    let all = two.reports("b2", |report| report.current_role = Some(Role::Decode));
     assert_eq!(roles(&all), [Role::Prefill, Role::Decode, Role::Decode]);
     let placed = all.place(|_| {}).expect("a placement");
     assert_eq!((&*placed.prefill().instance_id.0, placed.is_whole()), ("b0", false));
@@ -64,7 +64,7 @@ fn what_was_booked_stays_when_a_role_changes() {
     let mut world = World::new(&["b0", "b1"]);
     let (id, placement) = world.book(0);
     let name = placement.prefill().instance_id.to_string();
-    let mut world = world.reports(&name, |report| report.plays = Some(Role::Decode));
+    let mut world = world.reports(&name, |report| report.current_role = Some(Role::Decode));
     let work: Vec<usize> = world.view.instances().iter().map(|i| i.open_work(0).prefills).collect();
     assert_eq!((work.iter().sum::<usize>(), world.view.bookings()), (1, 1));
     // Nothing more is changed before it has ended.
@@ -79,14 +79,15 @@ fn what_was_booked_stays_when_a_role_changes() {
 #[test]
 fn what_is_fixed_has_its_role_whatever_is_said() {
     let world = World::new(&["p0", "d0"]);
-    let world = world.reports("p0", |report| report.plays = Some(Role::Decode));
+    let world = world.reports("p0", |report| report.current_role = Some(Role::Decode));
     assert_eq!(roles(&world), [Role::Decode, Role::Prefill]);
 }
 
 #[test]
 fn refusals_for_a_side_move_roles_to_it() {
     let world = World::new(&["b0", "b1", "b2", "b3"]);
-    let set = |world: World, name, role| world.reports(name, |report| report.plays = Some(role));
+    let set =
+        |world: World, name, role| world.reports(name, |report| report.current_role = Some(role));
     let world = ["b0", "b1"].into_iter().fold(world, |w, name| set(w, name, Role::Prefill));
     let world = ["b2", "b3"].into_iter().fold(world, |w, name| set(w, name, Role::Decode));
     let plan = |refused| {
@@ -108,11 +109,11 @@ fn a_change_of_anybody_begins_a_new_window_and_the_changed_one_stays_for_a_while
     let [change] = plan.changes[..] else { panic!("one at a time: {plan:?}") };
     assert_eq!((change.instance, change.to), (world.view.instances()[0].reference(), Role::Decode));
     // Somebody else was faster.
-    let world = world.reports("b1", |report| report.plays = Some(Role::Decode));
+    let world = world.reports("b1", |report| report.current_role = Some(Role::Decode));
     balance.sample(&world.view, WINDOW_US + 1);
     assert_eq!(balance.plan(&world.view, WINDOW_US + 1), []);
-    let world = world.reports("b2", |report| report.plays = Some(Role::Prefill));
-    let world = world.reports("b0", |report| report.plays = Some(Role::Prefill));
+    let world = world.reports("b2", |report| report.current_role = Some(Role::Prefill));
+    let world = world.reports("b0", |report| report.current_role = Some(Role::Prefill));
     let later = planned(&mut balance, &world, 2 * WINDOW_US, full).expect("a window");
     assert_eq!(later.changes, [], "all of them have changed a moment ago");
     let later = planned(&mut balance, &world, 6 * WINDOW_US, full).expect("a window");

@@ -72,15 +72,15 @@ fn the_decision_says_what_every_way_costs() {
     let got = placed(&world(false), 10).to_string();
     let want = "
 prompt of 1000 tokens in 16 blocks
-prefill b0@n0: held 10, max(queue 61200, transfer 0) + compute 4600 = 65800 us: not the best
-prefill b1@n1: held 0, fetch to 10 from n0, max(queue 0, transfer 1100) + compute 4600 = 5700 us: chosen
-decode b0@n0: held 10, load 0.10, wait 0 us, step 1100 us: not the best
-decode b1@n1: held 0, load 0.10, wait 0 us, step 1100 us: chosen
+prefill b0@n0: cached 10, max(queue 61200, transfer 0) + compute 4600 = 65800 us: higher cost
+prefill b1@n1: cached 0, fetch to 10 from n0, max(queue 0, transfer 1100) + compute 4600 = 5700 us: chosen
+decode b0@n0: cached 10, load 0.10, wait 0 us, step 1100 us: higher cost
+decode b1@n1: cached 0, load 0.10, wait 0 us, step 1100 us: chosen
 prefix of 10 blocks on n0
-route: 55.0 us once, 35.0 a step, 405.0 in all, 80 bytes; a layer takes 20.0 on the way + 10.0 at the holder + 5.0 to merge
-fetch: 1100.0 us once, 10.0 a step, 1200.0 in all, 999680 bytes
-gather: 0.0 us once, 10.0 a step, 100.0 in all, 0 bytes; not open: only a selection is gathered
-recompute: 6400.0 us once, 10.0 a step, 6500.0 in all, 0 bytes
+route: once 55.0 us, per step 35.0 us, total 405.0 us, 80 bytes; per layer: transport 20.0 us + holder 10.0 us + merge 5.0 us
+fetch: once 1100.0 us, per step 10.0 us, total 1200.0 us, 999680 bytes
+gather: once 0.0 us, per step 10.0 us, total 100.0 us, 0 bytes; unavailable: only a selection can be gathered
+recompute: once 6400.0 us, per step 10.0 us, total 6500.0 us, 0 bytes
 route
 whole on b1, [0, 10) stay on n0, first token in 4655 us, then every 1135 us";
     assert_eq!(got, want.trim(), "\n--- got ---\n{got}\n-----------");
@@ -541,7 +541,10 @@ fn what_is_here_is_attended_here_and_what_follows_it_elsewhere() {
         explained.prefix.as_ref().map(|prefix| (prefix.first_block, prefix.blocks)),
         Some((4, 6))
     );
-    assert!(explained.cache.contains("4 of 16 blocks are here, and 6 stay on n0"), "{explained:?}");
+    assert!(
+        explained.cache.contains("4 of 16 blocks are local, and 6 stay on n0"),
+        "{explained:?}"
+    );
     // Over several holders too, part after part.
     let names = ["b0", "b1", "b2", "b3"];
     let world = crowd_of(&names, slow_kernel()).held(&[(0, 10), (1, 10), (3, 2)]);
@@ -596,7 +599,7 @@ fn who_has_room_for_the_rest_alone_routes_when_nobody_has_room_for_all() {
     // One slot less than it takes.
     let fuller = with(world, 6);
     let none = in_time(&fuller, 60_000).expect_err("no room");
-    assert!(none.considered.prefill_candidates[1].verdict == Verdict::NoRoom, "{none}");
+    assert!(none.considered.prefill_candidates[1].verdict == Verdict::NoCapacity, "{none}");
 }
 
 #[test]

@@ -32,17 +32,17 @@ fn each_policy_looks_at_what_it_is_named_for() {
         assert_eq!(placement.predicted_ttft_us, ttft_us, "{selection}\n{placement}");
     };
     check(Selection::LeastLoaded, "p2", false, 11_000);
-    check(Selection::LongestMatch, "p0", false, 3_062_040);
+    check(Selection::LongestPrefix, "p0", false, 3_062_040);
     // p1: 6,120 us of queue, and 616 tokens to compute.
-    check(Selection::Local, "p2", false, 11_000);
+    check(Selection::CacheAware, "p2", false, 11_000);
     // Fourteen blocks in 1,500 us, then 104 tokens.
-    check(Selection::Global, "p2", true, 1_500 + 2_040);
-    check(Selection::Kvasir, "p2", true, 1_500 + 2_040);
+    check(Selection::KvcacheCentric, "p2", true, 1_500 + 2_040);
+    check(Selection::LeastCost, "p2", true, 1_500 + 2_040);
 }
 
 #[test]
 fn local_takes_a_short_queue_for_a_long_prefix() {
-    let world = World::with_policy(&["p0", "p1", "d0"], policy(Selection::Local))
+    let world = World::with_policy(&["p0", "p1", "d0"], policy(Selection::CacheAware))
         .held(&[(0, 14)])
         .reports("p0", |report| report.load.waiting_prompt_tokens = 512);
     let placement = world.place(|_| {}).expect("a placement");
@@ -60,13 +60,13 @@ fn algorithm_1_adds_queue_and_transfer_and_ours_overlaps_them() {
         assert_eq!(prefill(&placement), "p1");
         (placement.predicted_ttft_us, placement.to_string())
     };
-    let (global_us, explained) = ttft_us(Selection::Global);
+    let (global_us, explained) = ttft_us(Selection::KvcacheCentric);
     assert_eq!(global_us, 6_120 + 1_500 + 2_040);
     assert!(
         explained.contains("queue 6120 + transfer 1500 + compute 2040 = 9660 us"),
         "{explained}"
     );
-    assert_eq!(ttft_us(Selection::Kvasir).0, 6_120 + 2_040);
+    assert_eq!(ttft_us(Selection::LeastCost).0, 6_120 + 2_040);
 }
 
 #[test]
@@ -77,8 +77,8 @@ fn ours_fetches_below_the_threshold_where_that_is_cheaper() {
             .reports("p0", |report| report.load.waiting_prompt_tokens = 5_120);
         world.place(|_| {}).expect("a placement").fetch.is_some()
     };
-    assert!(!fetches(Selection::Global));
-    assert!(fetches(Selection::Kvasir));
+    assert!(!fetches(Selection::KvcacheCentric));
+    assert!(fetches(Selection::LeastCost));
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn ties_go_by_number_in_the_baselines_and_are_spread_in_ours() {
         let taken: std::collections::BTreeSet<String> = (0..50)
             .map(|seed| prefill(&world.place(|r| r.tie_seed = seed).expect("a placement")))
             .collect();
-        let spreads = matches!(selection, Selection::Random | Selection::Kvasir);
+        let spreads = matches!(selection, Selection::Random | Selection::LeastCost);
         assert_eq!(taken.len(), if spreads { 3 } else { 1 }, "{selection}: {taken:?}");
         assert!(taken.contains("p0"));
     }
@@ -109,9 +109,12 @@ fn ties_go_by_number_in_the_baselines_and_are_spread_in_ours() {
 
 #[test]
 fn short_prefills_pass_long_ones_that_came_a_little_earlier() {
-    let policy = |rank_stretch| Policy { rank_stretch, ..policy(Selection::Kvasir) };
-    let price = |rank_stretch: f64, now_us: u64| {
-        let mut world = World::with_policy(&["p0", "d0"], policy(rank_stretch));
+    let policy = |shortest_prefill_first_factor| Policy {
+        shortest_prefill_first_factor,
+        ..policy(Selection::LeastCost)
+    };
+    let price = |shortest_prefill_first_factor: f64, now_us: u64| {
+        let mut world = World::with_policy(&["p0", "d0"], policy(shortest_prefill_first_factor));
         // 11 ms run, and 11 ms wait.
         world.book(0);
         world.book(0);
@@ -133,7 +136,7 @@ fn short_prefills_pass_long_ones_that_came_a_little_earlier() {
 
 #[test]
 fn a_prefill_that_is_passed_is_counted_by_what_is_left_of_it() {
-    let policy = Policy { rank_stretch: 2.0, ..policy(Selection::Kvasir) };
+    let policy = Policy { shortest_prefill_first_factor: 2.0, ..policy(Selection::LeastCost) };
     let mut world = World::with_policy(&["p0", "d0"], policy);
     world.book(0);
     let short = world.place(|request| {

@@ -108,7 +108,7 @@ fn nobody_fetches_from_its_own_node() {
     let keys: Vec<BlockKey> = (1..=15).map(|at| BlockKey([at; 16])).collect();
     index.insert(node, Tier::Ssd, &keys);
     let matched = index.reader().match_prefix(&keys);
-    assert_eq!((node, matched.held_blocks(node)), (NodeIndex(0), 15));
+    assert_eq!((node, matched.cached_blocks(node)), (NodeIndex(0), 15));
     for policy in [Policy::default(), Policy { always_fetch: true, ..Policy::default() }] {
         let mut world = World::shared(&["b0", "b1"], 2, policy);
         world.matched = index.reader().match_prefix(&keys);

@@ -33,7 +33,10 @@ fn the_instance_that_is_named_computes_the_prompt_whoever_has_its_prefix() {
         assert_eq!(placement.fetch.is_some(), name != "b0", "{placement}");
     }
     let said = to("b2").to_string();
-    assert!(said.contains("prefill b0@n0") && said.contains("another one was named"), "{said}");
+    assert!(
+        said.contains("prefill b0@n0") && said.contains("another instance was requested"),
+        "{said}"
+    );
     for name in ["b9", "d3"] {
         let model = "tiny".to_owned();
         let none = Refusal::NoInstance { model, missing: Missing::Named };

@@ -6,11 +6,11 @@
 //! name = "research"
 //! requests_per_minute = 600
 //! tokens_per_minute = 200000
-//! requests_running_max = 32
+//! running_requests_max = 32
 //! weight = 2
 //! priority = "normal"
 //! priority_max = "high"
-//! keys = [{ sha256 = "<64 hex digits>", cache = "normal" }]
+//! keys = [{ sha256 = "<64 hex digits>", cache_class = "normal" }]
 //! ```
 
 use std::collections::HashSet;
@@ -40,7 +40,7 @@ const KEYS_OF_EVERYBODY: [&str; 3] = ["", "secret", "test"];
 pub(crate) enum FileError {
     #[error(transparent)]
     Unreadable(#[from] ReadError),
-    #[error("{} is not right: {reason}", path.display())]
+    #[error("{} is invalid: {reason}", path.display())]
     Wrong { path: PathBuf, reason: String },
 }
 
@@ -60,7 +60,7 @@ pub(super) struct OneTenant {
 pub(super) struct OneKey {
     pub hash: KeyHash,
     /// Of its requests that say nothing of it.
-    pub cache: CacheClass,
+    pub cache_class: CacheClass,
 }
 
 #[derive(Deserialize)]
@@ -76,7 +76,7 @@ struct Entry {
     keys: Vec<Key>,
     requests_per_minute: Option<u64>,
     tokens_per_minute: Option<u64>,
-    requests_running_max: Option<u32>,
+    running_requests_max: Option<u32>,
     weight: Option<u32>,
     priority: Option<Priority>,
     priority_max: Option<Priority>,
@@ -88,7 +88,7 @@ struct Key {
     sha256: Option<String>,
     file: Option<PathBuf>,
     #[serde(default)]
-    cache: CacheClass,
+    cache_class: CacheClass,
 }
 
 impl Tenants {
@@ -107,7 +107,7 @@ impl Tenants {
             let one = check(entry, folder, &mut hashes)
                 .map_err(|reason| wrong(format!("tenant {name:?}: {reason}")))?;
             if !names.insert(Arc::clone(&one.name)) {
-                return Err(wrong(format!("tenant {name:?} stands in it twice")));
+                return Err(wrong(format!("tenant {name:?} is defined twice")));
             }
             tenants.push(one);
         }
@@ -127,7 +127,7 @@ fn blame(text: &str, error: &toml::de::Error) -> String {
     let what = error.message().split(':').next().unwrap_or_default();
     // What is missing is a name of ours.
     let cut = if what.starts_with("missing field") { what } else { before_quote(what) };
-    format!("{cut} in line {line}")
+    format!("line {line}: {cut}")
 }
 
 fn before_quote(text: &str) -> &str {
@@ -139,35 +139,35 @@ fn check(entry: Entry, folder: &Path, seen: &mut HashSet<KeyHash>) -> Result<One
         return Err(format!("`name` must have 1 to {NAME_BYTES_MAX} bytes"));
     }
     if entry.name.chars().any(char::is_control) {
-        return Err("`name` must have no control characters".to_owned());
+        return Err("`name` must not contain control characters".to_owned());
     }
     if entry.name == NOBODY {
-        return Err(
-            "`name` is what callers without a key are called: choose another one".to_owned()
-        );
+        return Err("`name` is reserved for callers without a key; choose another one".to_owned());
     }
     let limits = [
         ("requests_per_minute", entry.requests_per_minute),
         ("tokens_per_minute", entry.tokens_per_minute),
-        ("requests_running_max", entry.requests_running_max.map(u64::from)),
+        ("running_requests_max", entry.running_requests_max.map(u64::from)),
     ];
     if let Some((field, _)) = limits.iter().find(|(_, limit)| *limit == Some(0)) {
-        return Err(format!("`{field}` must be at least 1; a tenant without keys is shut out"));
+        return Err(format!("`{field}` must be at least 1; to block a tenant, remove its keys"));
     }
     let standing = standing(&entry)?;
     let mut keys = Vec::with_capacity(entry.keys.len());
     for (index, key) in entry.keys.iter().enumerate() {
         let hash = hash_of(key, folder).map_err(|reason| format!("`keys[{index}]`: {reason}"))?;
         if KEYS_OF_EVERYBODY.iter().any(|key| hash_key(key.as_bytes()) == hash) {
-            return Err(format!("`keys[{index}]` is a key that everybody knows: make a new one"));
+            return Err(format!("`keys[{index}]` is a well-known key; generate a new one"));
         }
         if !seen.insert(hash) {
-            return Err(format!("`keys[{index}]` is the key of somebody else, or is there twice"));
+            return Err(format!(
+                "`keys[{index}]` is already defined for this tenant or another one"
+            ));
         }
-        keys.push(OneKey { hash, cache: key.cache });
+        keys.push(OneKey { hash, cache_class: key.cache_class });
     }
-    let Entry { name, requests_per_minute, tokens_per_minute, requests_running_max, .. } = entry;
-    let quotas = Quotas { requests_per_minute, tokens_per_minute, requests_running_max };
+    let Entry { name, requests_per_minute, tokens_per_minute, running_requests_max, .. } = entry;
+    let quotas = Quotas { requests_per_minute, tokens_per_minute, running_requests_max };
     Ok(OneTenant { name: name.into(), keys, quotas, standing })
 }
 
@@ -181,7 +181,7 @@ fn standing(entry: &Entry) -> Result<Standing, String> {
     let priority_max = entry.priority_max.unwrap_or(priority);
     if priority_max > priority {
         let (most, own) = (priority_max.name(), priority.name());
-        return Err(format!("`priority_max`, {most}, must not be less than `priority`, {own}"));
+        return Err(format!("`priority_max` ({most}) must not be lower than `priority` ({own})"));
     }
     Ok(Standing { weight, priority, priority_max })
 }
@@ -195,20 +195,20 @@ fn hash_of(key: &Key, folder: &Path) -> Result<KeyHash, String> {
             let bytes = read_bounded(&folder.join(file), KEY_BYTES_MAX).map_err(blame_file)?;
             let key = bytes.trim_ascii();
             if key.is_empty() || !key.iter().all(u8::is_ascii_graphic) {
-                return Err("its file must hold one key in visible ASCII".to_owned());
+                return Err("the file must contain one key of visible ASCII characters".to_owned());
             }
             Ok(hash_key(key))
         }
-        _ => Err("it has either `sha256` or `file`".to_owned()),
+        _ => Err("set either `sha256` or `file`".to_owned()),
     }
 }
 
 /// Without the path: it may be a key.
 fn blame_file(error: ReadError) -> String {
     match error {
-        ReadError::Io { source, .. } => format!("its file cannot be read: {}", source.kind()),
+        ReadError::Io { source, .. } => format!("cannot read the file: {}", source.kind()),
         ReadError::TooLarge { bytes_max, .. } => {
-            format!("its file has more than {bytes_max} bytes")
+            format!("the file has more than {bytes_max} bytes")
         }
     }
 }

@@ -50,7 +50,7 @@ pub(crate) struct Access {
 pub(crate) struct Caller {
     pub tenant: Arc<Tenant>,
     /// Of requests that say nothing of it.
-    pub cache: CacheClass,
+    pub cache_class: CacheClass,
 }
 
 /// What one reading of the file makes valid.
@@ -104,7 +104,7 @@ impl Access {
             ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
         };
         let Some(key) = bearer(headers) else {
-            let message = "An API key is needed, as in `Authorization: Bearer KEY`.";
+            let message = "An API key is required: send `Authorization: Bearer KEY`.";
             return Err(refuse(message));
         };
         let hash = digest(&SHA256, key);
@@ -125,7 +125,7 @@ impl Access {
             tenant.set_quotas(one.quotas);
             tenant.set_standing(one.standing);
             for key in &one.keys {
-                let caller = Caller { tenant: Arc::clone(&tenant), cache: key.cache };
+                let caller = Caller { tenant: Arc::clone(&tenant), cache_class: key.cache_class };
                 valid.keys.insert(self.blind(&key.hash), caller);
             }
             valid.tenants.insert(Arc::clone(&one.name), tenant);

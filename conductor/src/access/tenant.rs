@@ -14,7 +14,7 @@ pub(crate) struct Quotas {
     pub requests_per_minute: Option<u64>,
     /// Of prompts and answers together.
     pub tokens_per_minute: Option<u64>,
-    pub requests_running_max: Option<u32>,
+    pub running_requests_max: Option<u32>,
 }
 
 /// What a tenant is worth where requests wait for their turn.
@@ -73,7 +73,7 @@ impl OverQuota {
         match self {
             OverQuota::Requests { .. } => "requests",
             OverQuota::Tokens { .. } => "tokens",
-            OverQuota::Running { .. } => "running",
+            OverQuota::Running { .. } => "running_requests",
         }
     }
 }
@@ -105,7 +105,7 @@ impl Tenant {
         let mut used = self.used();
         resize(&mut used.requests, quotas.requests_per_minute, now);
         resize(&mut used.tokens, quotas.tokens_per_minute, now);
-        used.running_max = quotas.requests_running_max;
+        used.running_max = quotas.running_requests_max;
     }
 
     /// Lets a request in and counts it, or says what is used up. It runs until what comes back is
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn requests_at_once_are_counted_until_they_end() {
         let now = Instant::now();
-        let tenant = tenant(Quotas { requests_running_max: Some(2), ..Quotas::default() }, now);
+        let tenant = tenant(Quotas { running_requests_max: Some(2), ..Quotas::default() }, now);
         let first = tenant.admit_at(now).expect("room");
         let _second = tenant.admit_at(now).expect("room");
         assert_eq!(tenant.admit_at(now).expect_err("full"), OverQuota::Running { max: 2 });
@@ -283,7 +283,7 @@ mod tests {
         let quotas = Quotas {
             requests_per_minute: Some(2),
             tokens_per_minute: Some(60),
-            requests_running_max: None,
+            running_requests_max: None,
         };
         let tenant = tenant(quotas, now);
         let first = tenant.admit_at(now).expect("the first");
@@ -304,7 +304,7 @@ mod tests {
         let quotas = Quotas {
             requests_per_minute: Some(2),
             tokens_per_minute: Some(60),
-            requests_running_max: None,
+            running_requests_max: None,
         };
         let tenant = tenant(quotas, now);
         let kept = tenant.admit_at(now).expect("the first");

@@ -40,9 +40,9 @@ pub struct BalanceOverview {
     pub prefills: usize,
     pub decodes: usize,
     pub both: usize,
-    pub prefills_wished: usize,
-    pub decodes_wished: usize,
-    pub both_wished: usize,
+    pub prefills_recommended: usize,
+    pub decodes_recommended: usize,
+    pub both_recommended: usize,
     /// By what the ratio of decoding to prefilling engines is to move.
     pub factor: f64,
     pub prefill_load: f64,
@@ -98,9 +98,9 @@ fn look(shared: &Shared, options: &BalanceOptions) -> Vec<Order> {
             prefills: count(Role::Prefill),
             decodes: count(Role::Decode),
             both: count(Role::Both),
-            prefills_wished: plan.prefills_wished,
-            decodes_wished: plan.decodes_wished,
-            both_wished: plan.both_wished,
+            prefills_recommended: plan.prefills_wished,
+            decodes_recommended: plan.decodes_wished,
+            both_recommended: plan.both_wished,
             factor: plan.factor,
             prefill_load: loads.prefill,
             decode_load: loads.decode,
@@ -109,9 +109,9 @@ fn look(shared: &Shared, options: &BalanceOptions) -> Vec<Order> {
         let changes = plan.changes.iter().filter(|_| options.acts);
         orders.extend(changes.filter_map(|change| order(&state, model, change, dwell_ms)));
     }
-    wishes.iter().for_each(|wish| shared.metrics.balanced(wish));
-    // Before a window is full after a change there is nothing new to say.
+    // Empty until a window after a change is full.
     if !wishes.is_empty() {
+        shared.metrics.balanced(&wishes);
         state.wishes = wishes;
     }
     orders
@@ -148,14 +148,14 @@ async fn carry_out(shared: &Shared, order: Order) {
     let answer = tokio::time::timeout(WITHIN, client.set_role(request)).await;
     let outcome = match answer {
         Ok(Ok(_)) => {
-            tracing::info!(instance, role = role.as_str_name(), "an engine plays another role");
+            tracing::info!(instance, role = role.as_str_name(), "changed the role of an engine");
             "changed"
         }
         // Somebody was faster, or the engine is another one by now.
         Ok(Err(status)) if matches!(status.code(), Code::Aborted | Code::NotFound) => "stale",
         Ok(Err(status)) if status.code() == Code::Unavailable => "too_early",
         Ok(Err(status)) => {
-            tracing::warn!(instance, %status, "an engine could not be given another role");
+            tracing::warn!(instance, %status, "cannot change the role of an engine");
             "failed"
         }
         Err(_) => "failed",

@@ -174,18 +174,18 @@ impl Booking {
     /// The answer, of so many tokens, saw so much between them: the mean of the longest tenth of its
     /// intervals. Of a short one that is an interval or two, which say more of a moment than of what is
     /// under way: it is counted and not learned from.
-    pub fn paced(&self, tbt_us: u64, answer_tokens: u32) {
+    pub fn paced(&self, tbt_us: u64, generated_tokens: u32) {
         let now_us = self.shared.now_us();
         self.shared.metrics.paced(&self.predicted, tbt_us);
-        if answer_tokens >= LEARNED_FROM_TOKENS {
+        if generated_tokens >= LEARNED_FROM_TOKENS {
             self.shared.lock().view.paced(self.id, tbt_us, now_us);
         }
     }
 
     /// The answer has reached its end, with so many tokens. Without it the request counts as
     /// broken off: its answer would have been longer.
-    pub fn complete(mut self, answer_tokens: u32) {
-        self.completed = Some(answer_tokens);
+    pub fn complete(mut self, generated_tokens: u32) {
+        self.completed = Some(generated_tokens);
     }
 }
 

@@ -43,23 +43,23 @@ const RESYNC_MS_MAX: u64 = 600_000;
 enum Lost {
     #[error("cannot connect")]
     Connect(#[from] tonic::transport::Error),
-    #[error("the node answered with an error: {0}")]
+    #[error("the node returned an error: {0}")]
     Call(#[from] tonic::Status),
-    #[error("the stream of events ended")]
+    #[error("the event stream ended")]
     Ended,
-    #[error("the node said nothing for {0} ms")]
+    #[error("the node sent nothing for {0} ms")]
     Silent(u64),
-    #[error("change {got} came where {expected} was due")]
+    #[error("received change {got}, expected {expected}")]
     Gap { expected: u64, got: u64 },
-    #[error("the node is another incarnation now")]
+    #[error("the node has restarted: its incarnation changed")]
     Restarted,
-    #[error("an event cannot be read")]
+    #[error("cannot parse an event")]
     Field(#[from] FieldError),
-    #[error("a status cannot be used")]
+    #[error("invalid status of the node")]
     Status(#[from] StatusError),
-    #[error("block changes came before a snapshot")]
+    #[error("received block changes before a snapshot")]
     NoSnapshot,
-    #[error("another address leads to this node too: `{0}`")]
+    #[error("the address `{0}` leads to the same node; list each node once")]
     SameNode(Arc<str>),
     #[error(transparent)]
     TooManyNodes(#[from] kvasir_placement::TooManyNodes),
@@ -135,7 +135,7 @@ pub(super) async fn follow(
         shared.lock().settle(at);
         shared.metrics.losses.with_label_values(&[lost.reason()]).inc();
         if was_warm {
-            tracing::warn!(%address, error = %Causes(&lost), "lost a store node");
+            tracing::warn!(%address, error = %Causes(&lost), "disconnected from a store node");
             pause_ms = shared.options.reconnect_ms_min;
         } else {
             tracing::debug!(%address, error = %Causes(&lost), pause_ms, "cannot follow a node");
@@ -330,7 +330,7 @@ impl<'a> Session<'a> {
             engines: BTreeMap::new(),
             slots_free: status.slots_free,
             ssd: status.ssd.clone(),
-            keeps: status.keeps,
+            keeps: status.persists_contexts,
             lost_us: None,
         });
         self.joined = true;
@@ -358,7 +358,7 @@ impl<'a> Session<'a> {
                 drop(state);
                 self.shared.metrics.nodes_warm.inc();
                 tracing::info!(node = %self.node_id, address = %self.address,
-                    incarnation = self.incarnation.0, "following a store node");
+                    incarnation = self.incarnation.0, "loaded the snapshot of a store node");
             }
             self.shared.metrics.snapshots.inc();
         }
@@ -433,8 +433,9 @@ impl<'a> Session<'a> {
         self.shared.metrics.digests.with_label_values(&[outcome]).inc();
         match here {
             Some(here) if here != told => {
-                tracing::warn!(node = %self.node_id, sequence = end - 1, ?told, ?here,
-                    "the index is wrong about a store node");
+                tracing::warn!(node = %self.node_id, sequence = end - 1,
+                    node_digests = ?told, index_digests = ?here,
+                    "the index differs from the digests of a store node");
                 return Ok(false);
             }
             Some(_) => self.resync.in_a_row = 0,
@@ -458,7 +459,7 @@ impl<'a> Session<'a> {
         node.endpoint = status.endpoint.clone().into();
         node.slots_free = status.slots_free;
         node.ssd = status.ssd.clone();
-        node.keeps = status.keeps;
+        node.keeps = status.persists_contexts;
         let attached = status::attached(status, node.index)?;
         let ids: Vec<InstanceId> =
             attached.iter().map(|attached| attached.report.instance_id.clone()).collect();

@@ -36,7 +36,7 @@ pub struct Options {
     /// The same for instances of these types.
     pub profiles: Vec<(String, InstanceProfile)>,
     /// Different block keys in the index, at most; about 27 bytes each.
-    pub index_keys_max: usize,
+    pub index_blocks_max: usize,
     /// Between attempts to reach a node, growing from the least to the most.
     pub reconnect_ms_min: u64,
     pub reconnect_ms_max: u64,
@@ -63,7 +63,7 @@ impl Default for Options {
             policy: Policy::default(),
             profile: Profile::default(),
             profiles: Vec::new(),
-            index_keys_max: 16 << 20,
+            index_blocks_max: 16 << 20,
             reconnect_ms_min: 50,
             reconnect_ms_max: 2_000,
             connect_timeout_ms: 2_000,
@@ -80,13 +80,13 @@ impl Default for Options {
 /// Why a cluster cannot be followed as configured.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    #[error("`{address}` is not the address of a store node: it must read \"host:port\"")]
+    #[error("`{address}` is not the address of a store node; use \"host:port\"")]
     Address { address: String, source: tonic::transport::Error },
-    #[error("`{address}` is listed twice among the store nodes")]
+    #[error("the store node `{address}` is listed twice")]
     Twice { address: String },
-    #[error("{nodes} store nodes are listed; at most {nodes_max} can be followed")]
+    #[error("{nodes} store nodes are listed; the maximum is {nodes_max}")]
     TooMany { nodes: usize, nodes_max: usize },
-    #[error("the cluster's metrics cannot be registered")]
+    #[error("cannot register the metrics of the cluster")]
     Metrics(#[from] prometheus::Error),
 }
 
@@ -194,7 +194,7 @@ pub struct EngineTarget {
     pub attach_epoch: u32,
     pub node: NodeHandle,
     /// Leading blocks of the prompt that the node is thought to hold.
-    pub held_blocks: u32,
+    pub cached_blocks: u32,
 }
 
 /// A store node.
@@ -366,8 +366,8 @@ impl Cluster {
     }
 
     /// How many tokens an answer of this model has, in the mean of what its instances have seen.
-    pub fn answer_tokens(&self, model: &str) -> u32 {
-        self.shared.lock().view.answer_tokens(model)
+    pub fn generated_tokens(&self, model: &str) -> u32 {
+        self.shared.lock().view.generated_tokens(model)
     }
 
     /// All models that are or were served, by name. Of several under one name the one that is
@@ -462,7 +462,7 @@ impl Cluster {
             let avoid_ms = (failed_avoid_ms << failed.in_a_row.min(16)).min(failed_avoid_ms_max);
             *failed =
                 Failed { in_a_row: failed.in_a_row + 1, avoid_until_us: now_us + avoid_ms * 1_000 };
-            tracing::info!(%instance, avoid_ms, "instance is avoided after a failure");
+            tracing::info!(%instance, avoid_ms, "avoiding an instance after a failure");
         }
         state.view.mark_failed(instance, failed.avoid_until_us);
         self.shared.metrics.instances_failed.set(state.failures.len() as i64);

@@ -50,8 +50,8 @@ impl Cluster {
             let answer = tokio::time::timeout(WITHIN, client.prefetch(request)).await;
             match answer.map(|answer| answer.map(tonic::Response::into_inner)) {
                 Ok(Ok(reply)) => {
-                    tracing::debug!(%node, ?reply, "a node reads ahead");
-                    count("followed");
+                    tracing::debug!(%node, ?reply, "a store node accepted a prefetch hint");
+                    count("accepted");
                 }
                 Ok(Err(status))
                     if matches!(
@@ -59,10 +59,10 @@ impl Cluster {
                         Code::ResourceExhausted | Code::FailedPrecondition
                     ) =>
                 {
-                    tracing::debug!(%node, %status, "a node reads nothing ahead");
+                    tracing::debug!(%node, %status, "a store node refused a prefetch hint");
                     count("refused");
                 }
-                Ok(Err(_)) | Err(_) => count("lost"),
+                Ok(Err(_)) | Err(_) => count("failed"),
             }
             drop(permit);
         });

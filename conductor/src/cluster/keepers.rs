@@ -11,7 +11,7 @@ use super::state::Node;
 #[derive(Debug, Clone, Default)]
 pub struct Keepers {
     pub nodes: Vec<NodeHandle>,
-    /// Configured addresses where no node is followed: whether there is one, and whether it keeps
+    /// Configured addresses where no node is connected: whether there is one, and whether it keeps
     /// anything, is not known.
     pub unknown: usize,
 }
@@ -38,7 +38,7 @@ impl Cluster {
     pub fn holders(&self, keys: &[BlockKey]) -> Vec<NodeHandle> {
         let matched = self.shared().reader.match_prefix(keys);
         let state = self.shared().lock();
-        let has_all = |node: &&Node| matched.held_blocks(node.index) as usize == keys.len();
+        let has_all = |node: &&Node| matched.cached_blocks(node.index) as usize == keys.len();
         let nodes =
             state.nodes.iter().flatten().filter(|node| node.keeps && node.lost_us.is_none());
         let mut holders: Vec<&Node> = nodes.filter(has_all).collect();

@@ -43,7 +43,7 @@ pub(super) struct Metrics {
     tbt_real: Histogram,
     tbt_ratio: Histogram,
     errors: Mutex<Errors>,
-    /// By `of`, the thing predicted.
+    /// By `quantity`, the predicted quantity.
     prediction_error: GaugeVec,
     prediction_bias: GaugeVec,
     tbt_likely_predicted: Gauge,
@@ -52,7 +52,7 @@ pub(super) struct Metrics {
     balance_factor: GaugeVec,
     /// By `model`, then `role` or `side`.
     balance_instances: GaugeVec,
-    balance_wished: GaugeVec,
+    balance_recommended: GaugeVec,
     balance_load: GaugeVec,
     /// By what came of them.
     pub(super) role_changes: IntCounterVec,
@@ -76,144 +76,156 @@ impl Metrics {
         let tenths = exponential_buckets(0.001, 2f64.sqrt(), 28)?;
         let make = Maker { registry };
         Ok(Metrics {
-            nodes_up: make.gauge("nodes_up", "Store nodes whose events are followed")?,
-            nodes_warm: make.gauge("nodes_warm", "Store nodes whose snapshot is taken in")?,
-            instances: make.gauge("instances", "Attached engines")?,
+            nodes_up: make.gauge("nodes_connected", "Store nodes whose event stream is connected.")?,
+            nodes_warm: make.gauge("nodes_synced", "Store nodes whose snapshot is in the index.")?,
+            instances: make.gauge("instances", "Attached engines.")?,
             instances_failed: make
-                .gauge("instances_failed", "Engines that have failed since they last served")?,
-            index_entries: make.gauge("index_entries", "(node, block) pairs in the index")?,
-            index_bytes: make.gauge("index_bytes", "Memory of the index")?,
+                .gauge("instances_unhealthy", "Engines that failed and have not served since.")?,
+            index_entries: make.gauge("index_entries", "Pairs of node and block in the index.")?,
+            index_bytes: make.gauge("index_bytes", "Memory of the index in bytes.")?,
             index_full: make
-                .counter("index_full_total", "Blocks left out of the index because it is full")?,
-            changes: make.counter("index_changes_total", "Block changes applied")?,
-            snapshots: make.counter("index_snapshots_total", "Whole snapshots taken in")?,
+                .counter("index_dropped_blocks_total", "Blocks dropped because the index is full.")?,
+            changes: make.counter("index_changes_total", "Block changes applied to the index.")?,
+            snapshots: make.counter("index_snapshots_total", "Complete snapshots loaded into the index.")?,
             digests: make.counters(
                 "index_digests_total",
-                "Comparisons of what the index says of a node with what the node says of itself",
+                "Comparisons of the index with the digest that a node reports, by outcome.",
                 "outcome",
             )?,
-            losses: make.counters("node_losses_total", "Ends of a node's events", "reason")?,
-            placements: make.counters("placements_total", "Requests placed", "kind")?,
+            losses: make.counters("node_disconnects_total", "Ends of event streams and failed connection attempts of store nodes, by reason.", "reason")?,
+            placements: make.counters("placements_total", "Placed attempts at requests, by kind.", "kind")?,
             prefixes: make.counters(
-                "prefixes_total",
-                "Prefixes that could have stayed on another node, by what was cheapest",
-                "way",
+                "prefix_decisions_total",
+                "Decisions about prefixes on other nodes, by the chosen action.",
+                "action",
             )?,
             chunks: make.counters(
-                "chunks_total",
-                "Chunks of prompts, by what was to become of them: here, fetch, route or recompute",
-                "way",
+                "chunk_decisions_total",
+                "Decisions about reusable chunks, by the chosen action.",
+                "action",
             )?,
             probes: make.counter(
-                "probes_total",
-                "Requests placed beyond an objective because only estimates forbade it",
+                "probe_placements_total",
+                "Requests placed although only unmeasured estimates predict that they miss an objective.",
             )?,
             hints: make.counters(
-                "hints_total",
-                "Hints to nodes to read from their SSD ahead of a request",
+                "prefetch_hints_total",
+                "Hints to store nodes to promote blocks ahead of a request, by outcome.",
                 "outcome",
             )?,
-            refusals: make.counters("refusals_total", "Requests refused", "reason")?,
+            refusals: make.counters("refusals_total", "Requests that the placement refused, by reason.", "reason")?,
             ttft_predicted: make.histogram(
                 "ttft_predicted_seconds",
-                "Time to first token as predicted when the request was placed",
+                "Predicted time to first token of requests that got a first token.",
                 seconds.clone(),
             )?,
             ttft_real: make.histogram(
-                "ttft_real_seconds",
-                "Time from placing a request to its first token",
+                "ttft_measured_seconds",
+                "Measured time from the placement of a request to its first token.",
                 seconds,
             )?,
             ttft_ratio: make.histogram(
-                "ttft_real_over_predicted_ratio",
-                "Real over predicted time to first token, of one request",
+                "ttft_measured_to_predicted_ratio",
+                "Measured divided by predicted time to first token of a request.",
                 ratio.clone(),
             )?,
             prefill_ratio: make.histogram(
-                "prefill_real_over_predicted_ratio",
-                "What a prefill took by its engine's word over what was predicted for its length",
+                "prefill_measured_to_predicted_ratio",
+                "Prefill time that the engine reports, divided by the predicted time for its length.",
                 ratio.clone(),
             )?,
             tbt_predicted: make.histogram(
                 "tbt_predicted_seconds",
-                "Time between tokens as predicted when the request was placed, of finished answers",
+                "Predicted time between tokens of finished answers.",
                 tenths.clone(),
             )?,
             tbt_real: make.histogram(
-                "tbt_real_seconds",
-                "Time between tokens of a finished answer: the mean of the longest tenth of its intervals",
+                "tbt_measured_seconds",
+                "Measured time between tokens of a finished answer: the mean of its longest tenth of intervals.",
                 tenths,
             )?,
             tbt_ratio: make.histogram(
-                "tbt_real_over_predicted_ratio",
-                "Real over predicted time between tokens, of one finished answer",
+                "tbt_measured_to_predicted_ratio",
+                "Measured divided by predicted time between tokens of a finished answer.",
                 ratio,
             )?,
             errors: Mutex::default(),
             prediction_error: make.gauges(
                 "prediction_error_ratio",
-                "Of the latest predictions, the mean of what they were off, over the mean of what came",
-                "of",
+                "Mean absolute error of the latest predictions, divided by the mean of the measured values.",
+                "quantity",
             )?,
             prediction_bias: make.gauges(
                 "prediction_bias_ratio",
-                "The same with its sign: above 0 more is predicted than comes",
-                "of",
+                "Mean signed error of the latest predictions over the mean measurement; above 0 they are too high.",
+                "quantity",
             )?,
             tbt_likely_predicted: make.ratio(
-                "tbt_likely_predicted_ratio",
-                "How likely the latest answers were to meet their objective between tokens, as predicted",
+                "tbt_attainment_predicted_ratio",
+                "Predicted share of the latest answers that meet their TBT objective.",
             )?,
             tbt_likely_measured: make.ratio(
-                "tbt_likely_measured_ratio",
-                "The share of them that met it",
+                "tbt_attainment_measured_ratio",
+                "Measured share of the latest answers that met their TBT objective.",
             )?,
             tbt_likely_error: make.ratio(
-                "tbt_likely_error_ratio",
-                "Calibration error: in groups about equally likely, the mean of what a group's share was off",
+                "tbt_attainment_calibration_error_ratio",
+                "Mean error of the predicted TBT attainment over ten groups of similar predictions.",
             )?,
             balance_factor: make.gauges(
-                "balance_factor_ratio",
-                "By what the ratio of decoding to prefilling engines of a model is to move",
+                "balance_adjustment_ratio",
+                "Factor by which the ratio of decode to prefill engines of a model should change.",
                 "model",
             )?,
             balance_instances: make.gauges_by(
                 "balance_instances",
-                "Engines of a model by the role that they play",
+                "Engines of a model, by current role.",
                 &["model", "role"],
             )?,
-            balance_wished: make.gauges_by(
-                "balance_instances_wished",
-                "How many there should be, for autoscalers",
+            balance_recommended: make.gauges_by(
+                "balance_instances_recommended",
+                "Recommended number of engines of a model, by role, for autoscalers.",
                 &["model", "role"],
             )?,
             balance_load: make.gauges_by(
                 "balance_load_ratio",
-                "What a side has to do, of what it can do within the objectives",
-                &["model", "side"],
+                "Load of a role divided by its capacity within the objectives.",
+                &["model", "role"],
             )?,
             role_changes: make.counters(
                 "role_changes_total",
-                "Engines that were told to play another role",
+                "Role changes that the balancer requested, by outcome.",
                 "outcome",
             )?,
         })
     }
 
-    pub(super) fn balanced(&self, wish: &BalanceOverview) {
+    /// Replaces the values of all models, so that none remains of a model that has left.
+    pub(super) fn balanced(&self, plans: &[BalanceOverview]) {
+        let gauges = [
+            &self.balance_factor,
+            &self.balance_instances,
+            &self.balance_recommended,
+            &self.balance_load,
+        ];
+        gauges.into_iter().for_each(GaugeVec::reset);
+        plans.iter().for_each(|plan| self.balanced_model(plan));
+    }
+
+    fn balanced_model(&self, wish: &BalanceOverview) {
         let model = &*wish.model;
         self.balance_factor.with_label_values(&[model]).set(wish.factor);
         let set = |gauges: &GaugeVec, label, value| {
             gauges.with_label_values(&[model, label]).set(value);
         };
         let roles = [
-            ("prefill", wish.prefills, wish.prefills_wished),
-            ("decode", wish.decodes, wish.decodes_wished),
-            ("both", wish.both, wish.both_wished),
+            ("prefill", wish.prefills, wish.prefills_recommended),
+            ("decode", wish.decodes, wish.decodes_recommended),
+            ("both", wish.both, wish.both_recommended),
         ];
         for (role, count, wished) in roles {
             set(&self.balance_instances, role, count as f64);
-            set(&self.balance_wished, role, wished as f64);
+            set(&self.balance_recommended, role, wished as f64);
         }
         set(&self.balance_load, "prefill", wish.prefill_load);
         set(&self.balance_load, "decode", wish.decode_load);
@@ -228,9 +240,9 @@ impl Metrics {
             self.chunks.with_label_values(&[chunk.way()]).inc();
         }
         let kind = match (placement.is_whole(), placement.fetch.is_some()) {
-            (true, false) if placement.route.is_some() => "whole_route",
-            (true, false) => "whole",
-            (true, true) => "whole_fetch",
+            (true, false) if placement.route.is_some() => "full_route",
+            (true, false) => "full",
+            (true, true) => "full_fetch",
             (false, false) => "split",
             (false, true) => "split_fetch",
         };

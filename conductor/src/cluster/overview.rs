@@ -26,7 +26,7 @@ pub struct NodeOverview {
     pub address: String,
     pub node: Option<String>,
     /// Its events are followed now.
-    pub followed: bool,
+    pub connected: bool,
     /// Blocks that it holds, in whatever tier, as far as the index knows.
     pub blocks: u64,
     /// The same by the fastest tier that has them.
@@ -125,7 +125,7 @@ fn node_overview(state: &State, node: &Node, now_us: u64) -> NodeOverview {
             slots_total: report.slots_total,
             slots_available: report.slots_available,
             running: report.load.running,
-            running_max: report.max_running,
+            running_max: report.running_requests_max,
             waiting: report.load.waiting,
             waiting_prompt_tokens: report.load.waiting_prompt_tokens,
             prefills: work.prefills as u64,
@@ -136,7 +136,7 @@ fn node_overview(state: &State, node: &Node, now_us: u64) -> NodeOverview {
     NodeOverview {
         address: node.address.to_string(),
         node: Some(node.node_id.to_string()),
-        followed: node.lost_us.is_none(),
+        connected: node.lost_us.is_none(),
         blocks: 0,
         tiers: TiersOverview::default(),
         slots_free: node.slots_free,

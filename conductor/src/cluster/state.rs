@@ -52,7 +52,7 @@ pub(super) struct Shared {
 /// All of it is a hint, so that a poisoned lock is no reason to stop serving.
 impl Shared {
     pub(super) fn new(options: Options, metrics: Metrics) -> Self {
-        let limits = IndexLimits { keys_max: options.index_keys_max, nodes_max: NODES_MAX };
+        let limits = IndexLimits { keys_max: options.index_blocks_max, nodes_max: NODES_MAX };
         let index = ShadowIndex::new(limits);
         let mut view = ClusterView::new(options.policy, options.profile);
         for (instance_type, profile) in &options.profiles {
@@ -214,7 +214,7 @@ impl State {
             engine: engine.client.clone(),
             attach_epoch: engine.attach_epoch,
             node: self.node_handle(chosen.node)?,
-            held_blocks: chosen.held_blocks,
+            cached_blocks: chosen.cached_blocks,
         })
     }
 

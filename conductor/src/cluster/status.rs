@@ -12,13 +12,13 @@ use kvasir_proto::{FieldError, InstanceId, LayoutError, NodeId, SlotLayout, v1};
 pub(super) enum StatusError {
     #[error(transparent)]
     Field(#[from] FieldError),
-    #[error("the layout is wrong")]
+    #[error("invalid layout")]
     Layout(#[from] LayoutError),
-    #[error("the node calls itself `{got}` and was `{was}`")]
+    #[error("the node now reports the id `{got}`; it was `{was}`")]
     Renamed { got: String, was: NodeId },
-    #[error("two of its instances are called `{0}`")]
+    #[error("two instances of the node have the id `{0}`")]
     SameInstance(InstanceId),
-    #[error("`{0}` is no address of an engine")]
+    #[error("`{0}` is not the address of an engine")]
     EngineAddress(String),
 }
 
@@ -59,12 +59,12 @@ fn attached_one(
         node_id: NodeId::from(status.node_id.as_str()),
         attachment: (status.incarnation, instance.attach_epoch),
         role: role(instance.role)?,
-        plays: match instance.plays {
+        current_role: match instance.current_role {
             0 => None,
-            plays => Some(role(plays)?),
+            current => Some(role(current)?),
         },
         model: model_spec(model, layout)?,
-        max_running: instance.max_running,
+        running_requests_max: instance.running_requests_max,
         slots_total: status.slots_total,
         slots_available: status.slots_available,
         ssd_reads: status.ssd.as_ref().map_or_else(SsdReads::default, |ssd| SsdReads {

@@ -48,7 +48,7 @@ pub(crate) async fn remove(
     arrival.is_worked_for();
     match contexts.end(&keepers, tenant, id).await {
         Answers { kept: Some(_), unanswered: 0 } => {
-            contexts.did("dropped");
+            contexts.did("deleted");
             Ok(json(&DeletedShape::new(id)))
         }
         Answers { kept: None, unanswered: 0 } => Err(contexts.not_found(name)),

@@ -41,9 +41,9 @@ pub(crate) async fn create(
     // On the heap, like the other requests that are computed.
     let creating = Box::pin(creation.run());
     let (id, kept) =
-        openai::before_deadline(front, &arrival, "keeping the context", creating).await?;
+        openai::before_deadline(front, &arrival, "persisting the context", creating).await?;
     front.contexts.did("created");
-    tracing::debug!(%id, ?kept, "a context is kept");
+    tracing::debug!(%id, context = ?kept, "persisted a context");
     let models = Models::of(&front.cluster, &arrival.tenant_salt);
     Ok(json(&Shape::new(id, kept, &models).made_of(prompt_tokens)))
 }
@@ -74,11 +74,11 @@ impl Creation<'_> {
         }
         let (got, needed) = (prompt.length(), prompt.block_tokens());
         let message = format!(
-            "The prompt has {got} tokens; a context needs at least {needed}, which is a block."
+            "The prompt has {got} tokens; a context needs at least one block of {needed} tokens."
         );
         let error = ApiError::invalid(self.asked.param, message);
         let error = ApiError { code: "context_too_short", ..error };
-        Err(self.front.contexts.refused("short", error))
+        Err(self.front.contexts.refused("too_short", error))
     }
 
     /// Serves the prompt and keeps it, as often as a request is attempted.
@@ -93,7 +93,9 @@ impl Creation<'_> {
             answer = self.keep(&prompt, &nodes, LANDS_WITHIN).await;
             match &answer {
                 Ok(_) | Err(NotKept::Full(_) | NotKept::Refused(_) | NotKept::Nowhere) => break,
-                Err(not) => tracing::info!(?not, "a context was computed and is not kept"),
+                Err(not) => {
+                    tracing::info!(reason = ?not, "computed a context but did not persist it");
+                }
             }
         }
         Ok(answer)
@@ -125,8 +127,8 @@ impl Creation<'_> {
         };
         let id = ContextId { namespace, last_key: *last_key };
         let tenant = tenant_of(&self.arrival.tenant_salt);
-        let AskedContext { ttl_ms, copies, .. } = self.asked;
-        let chain = Chain { tenant, namespace, keys: prompt.keys(), ttl_ms, copies };
+        let AskedContext { ttl_ms, replicas, .. } = self.asked;
+        let chain = Chain { tenant, namespace, keys: prompt.keys(), ttl_ms, replicas };
         let until = Instant::now() + patience;
         loop {
             let mut worst = NotKept::Nowhere;
@@ -146,25 +148,28 @@ impl Creation<'_> {
 
     fn refused(&self, not: NotKept) -> ApiError {
         let not_kept = |reason: &str| ApiError {
-            code: "context_not_kept",
-            ..ApiError::unavailable(format!("The context could not be kept: {reason}."))
+            code: "context_not_persisted",
+            ..ApiError::unavailable(format!("The context could not be persisted: {reason}."))
         };
         let (label, error) = match not {
             NotKept::Full(reason) => {
-                let message = format!("No more can be kept for you: {reason}.");
+                let message = format!("The context exceeds your quota: {reason}.");
                 let status = StatusCode::TOO_MANY_REQUESTS;
                 let error = ApiError::new(status, "context_quota_exceeded", message);
                 ("quota", ApiError { reason: Some("quota_contexts"), ..error })
             }
-            NotKept::Busy => ("not_kept", not_kept("a store node is busy or could not write it")),
-            NotKept::Lacking => {
-                ("not_kept", not_kept("its blocks were gone before they could be kept"))
+            NotKept::Busy => {
+                ("not_persisted", not_kept("a store node is busy or failed to write it"))
             }
-            NotKept::Unanswered => ("unanswered", not_kept("a store node does not answer")),
-            NotKept::Refused(reason) => ("not_kept", not_kept(&reason)),
+            NotKept::Lacking => (
+                "not_persisted",
+                not_kept("its blocks were evicted before they could be persisted"),
+            ),
+            NotKept::Unanswered => ("node_unavailable", not_kept("a store node does not answer")),
+            NotKept::Refused(reason) => ("not_persisted", not_kept(&reason)),
             NotKept::Nowhere => {
-                let reason = "where it was computed nothing is kept, for want of an SSD";
-                ("not_kept", not_kept(reason))
+                let reason = "the node that computed it has no durable tier";
+                ("not_persisted", not_kept(reason))
             }
         };
         self.front.contexts.refused(label, error)
@@ -172,8 +177,8 @@ impl Creation<'_> {
 }
 
 fn nothing_keeps(front: &Front) -> ApiError {
-    let message = "No store node has a durable tier, so that no context can be kept: whoever runs \
-                   them sets `dir` in `[ssd]` of store-node.toml, or an object store.";
+    let message = "No store node has a durable tier, which contexts need: set `dir` in `[ssd]` of \
+                   store-node.toml, or configure an object store.";
     let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "no_durable_tier", message);
     front.contexts.refused("no_durable_tier", error)
 }

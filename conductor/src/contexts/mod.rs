@@ -48,20 +48,20 @@ pub(crate) struct Contexts {
 impl Contexts {
     pub(crate) fn new(config: &ContextsConfig, metrics: Arc<Metrics>) -> Contexts {
         let ContextsConfig {
-            ttl_default_ms,
-            ttl_max_ms,
-            node_call_ms,
-            keep_ms,
-            copies_default,
+            default_ttl_ms,
+            max_ttl_ms,
+            node_call_timeout_ms,
+            persist_timeout_ms,
+            replicas_default,
             ..
         } = *config;
         let places = |count: usize| count.min(Semaphore::MAX_PERMITS);
         Contexts {
-            ttl: TtlLimits { default_ms: ttl_default_ms, ms_max: ttl_max_ms, copies_default },
-            creates: Arc::new(Semaphore::new(places(config.creates_running_max))),
-            calls: Semaphore::new(places(config.node_calls_max)),
-            call_within: Duration::from_millis(node_call_ms),
-            keep_within: Duration::from_millis(keep_ms),
+            ttl: TtlLimits { default_ms: default_ttl_ms, ms_max: max_ttl_ms, replicas_default },
+            creates: Arc::new(Semaphore::new(places(config.concurrent_creates_max))),
+            calls: Semaphore::new(places(config.concurrent_node_calls_max)),
+            call_within: Duration::from_millis(node_call_timeout_ms),
+            keep_within: Duration::from_millis(persist_timeout_ms),
             metrics,
         }
     }
@@ -72,8 +72,8 @@ impl Contexts {
             let message = "Too many contexts are being created; try again.";
             let error =
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message);
-            let reason = Some("contexts");
-            self.refused("busy", ApiError { reason, retry_after_s: Some(1), ..error })
+            let reason = Some("too_many_contexts");
+            self.refused("too_many", ApiError { reason, retry_after_s: Some(1), ..error })
         })
     }
 
@@ -88,7 +88,7 @@ impl Contexts {
 
     /// 404: no node keeps it for this tenant.
     fn not_found(&self, id: &str) -> ApiError {
-        let message = format!("There is no context {:?}.", shown(id));
+        let message = format!("The context {:?} does not exist.", shown(id));
         let error = ApiError::new(StatusCode::NOT_FOUND, "context_not_found", message);
         self.refused("not_found", ApiError { param: Some("id".to_owned()), ..error })
     }
@@ -96,13 +96,13 @@ impl Contexts {
     /// 503: nodes that may have it say nothing.
     fn unanswered(&self, nodes: usize) -> ApiError {
         let message = match nodes {
-            1 => "A store node that may keep this context does not answer; try again.".to_owned(),
+            1 => "A store node that may hold this context does not answer; try again.".to_owned(),
             _ => {
-                format!("{nodes} store nodes that may keep this context do not answer; try again.")
+                format!("{nodes} store nodes that may hold this context do not answer; try again.")
             }
         };
-        let error = ApiError { code: "node_unanswered", ..ApiError::unavailable(message) };
-        self.refused("unanswered", error)
+        let error = ApiError { code: "node_unavailable", ..ApiError::unavailable(message) };
+        self.refused("node_unavailable", error)
     }
 }
 

@@ -23,8 +23,8 @@ const MOVES_MAX: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Kept {
     pub blocks: u32,
-    pub since_unix_ms: u64,
-    pub until_unix_ms: u64,
+    pub created_unix_ms: u64,
+    pub expires_unix_ms: u64,
 }
 
 impl Kept {
@@ -33,11 +33,11 @@ impl Kept {
         Kept {
             blocks: self.blocks.max(other.blocks),
             // 0 is not known.
-            since_unix_ms: match (self.since_unix_ms, other.since_unix_ms) {
+            created_unix_ms: match (self.created_unix_ms, other.created_unix_ms) {
                 (0, since) | (since, 0) => since,
                 (one, other) => one.min(other),
             },
-            until_unix_ms: self.until_unix_ms.max(other.until_unix_ms),
+            expires_unix_ms: self.expires_unix_ms.max(other.expires_unix_ms),
         }
     }
 }
@@ -50,7 +50,7 @@ pub(super) struct Chain<'a> {
     pub keys: &'a [BlockKey],
     pub ttl_ms: u64,
     /// On how many nodes.
-    pub copies: u8,
+    pub replicas: u8,
 }
 
 /// Why a node has not kept a chain, in the order of what a client is to hear when nodes differ.
@@ -89,23 +89,24 @@ pub(super) struct Found {
 impl Contexts {
     /// Asks a node to keep all of a chain, or nothing of it.
     pub(super) async fn keep(&self, node: &NodeHandle, chain: Chain<'_>) -> Result<Kept, NotKept> {
-        let request = v1::KeepContextRequest {
+        let request = v1::PersistContextRequest {
             namespace: chain.namespace.0.to_vec(),
             keys: BlockKey::concat(chain.keys),
             tenant: chain.tenant.to_owned(),
             ttl_ms: chain.ttl_ms,
             whole: true,
-            copies: chain.copies.into(),
-            ..v1::KeepContextRequest::default()
+            replicas: chain.replicas.into(),
+            ..v1::PersistContextRequest::default()
         };
         let mut client = node.client.clone();
         // One at a time for each create, of which there are few.
-        let reply = within(self.keep_within, client.keep_context(request)).await;
+        let reply = within(self.keep_within, client.persist_context(request)).await;
         let reply = reply.map_err(|status| not_kept(node, &status))?;
-        let v1::KeepContextReply { kept_blocks, since_unix_ms, until_unix_ms } = reply;
-        let kept = Kept { blocks: kept_blocks, since_unix_ms, until_unix_ms };
-        if until_unix_ms == 0 || kept_blocks as usize != chain.keys.len() {
-            let why = format!("the store node {} is of a version without contexts", node.node_id);
+        let v1::PersistContextReply { persisted_blocks, created_unix_ms, expires_unix_ms } = reply;
+        let kept = Kept { blocks: persisted_blocks, created_unix_ms, expires_unix_ms };
+        if expires_unix_ms == 0 || persisted_blocks as usize != chain.keys.len() {
+            let why =
+                format!("the version of store node {} does not support contexts", node.node_id);
             return Err(NotKept::Refused(why));
         }
         Ok(kept)
@@ -158,17 +159,18 @@ impl Contexts {
         ttl_ms: u64,
     ) -> Answers {
         self.ask_all(keepers, |node| async move {
-            let request = v1::KeepContextRequest {
+            let request = v1::PersistContextRequest {
                 namespace: id.namespace.0.to_vec(),
                 last_key: id.last_key.0.to_vec(),
                 tenant: tenant.to_owned(),
                 ttl_ms,
-                ..v1::KeepContextRequest::default()
+                ..v1::PersistContextRequest::default()
             };
             let mut client = node.client;
-            let reply = self.call(client.keep_context(request)).await?;
-            let v1::KeepContextReply { kept_blocks, since_unix_ms, until_unix_ms } = reply;
-            Ok(Some(Kept { blocks: kept_blocks, since_unix_ms, until_unix_ms }))
+            let reply = self.call(client.persist_context(request)).await?;
+            let v1::PersistContextReply { persisted_blocks, created_unix_ms, expires_unix_ms } =
+                reply;
+            Ok(Some(Kept { blocks: persisted_blocks, created_unix_ms, expires_unix_ms }))
         })
         .await
     }
@@ -179,7 +181,7 @@ impl Contexts {
         let drop_it = || {
             self.ask_all(keepers, |node| async move {
                 self.drop_at(&node, tenant, id).await?;
-                Ok(Some(Kept { blocks: 0, since_unix_ms: 0, until_unix_ms: 0 }))
+                Ok(Some(Kept { blocks: 0, created_unix_ms: 0, expires_unix_ms: 0 }))
             })
         };
         let mut ended = drop_it().await;
@@ -197,13 +199,13 @@ impl Contexts {
     }
 
     async fn drop_at(&self, node: &NodeHandle, tenant: &str, id: ContextId) -> Result<(), Status> {
-        let request = v1::DropContextRequest {
+        let request = v1::DeleteContextRequest {
             tenant: tenant.to_owned(),
             namespace: id.namespace.0.to_vec(),
             last_key: id.last_key.0.to_vec(),
         };
         let mut client = node.client.clone();
-        self.call(client.drop_context(request)).await.map(drop)
+        self.call(client.delete_context(request)).await.map(drop)
     }
 
     /// A node's contexts after this place, at least so many where there are as many.
@@ -220,7 +222,7 @@ impl Contexts {
             let request = v1::ListContextsRequest {
                 tenant: tenant.to_owned(),
                 contexts_max: u32::try_from(lacking).unwrap_or(u32::MAX),
-                from,
+                start_at: from,
             };
             let mut client = node.client.clone();
             let page = match self.call(client.list_contexts(request)).await {
@@ -236,7 +238,7 @@ impl Contexts {
             }
             from = page.next;
         }
-        Err(Status::internal("its pages do not end"))
+        Err(Status::internal("the list of contexts does not end"))
     }
 
     /// What all nodes say of one context.
@@ -277,7 +279,7 @@ impl Contexts {
             let (name, asked) = (node.node_id.clone(), ask(node.clone()));
             async move {
                 asked.await.inspect_err(|status| {
-                    tracing::info!(node = %name, %status, "a node says nothing of contexts");
+                    tracing::info!(node = %name, %status, "a call about contexts failed");
                 })
             }
         };
@@ -292,7 +294,9 @@ impl Contexts {
     ) -> Result<T, Status> {
         within(self.call_within, async {
             let permit = self.calls.acquire().await;
-            let _permit = permit.map_err(|_| Status::cancelled("no calls are made any more"))?;
+            let _permit = permit.map_err(|_| {
+                Status::cancelled("the conductor makes no more calls to store nodes")
+            })?;
             call.await
         })
         .await
@@ -309,12 +313,12 @@ async fn within<T>(
     }
 }
 
-fn read(kept: &v1::KeptContext) -> Result<(ContextId, Kept), Status> {
-    let wrong = |_| Status::internal("a context of its list has no hashes of 16 bytes");
+fn read(kept: &v1::PersistedContext) -> Result<(ContextId, Kept), Status> {
+    let wrong = |_| Status::internal("a listed context has a hash that is not 16 bytes long");
     let namespace = kept.namespace.as_slice().try_into().map(Namespace).map_err(wrong)?;
     let last_key = kept.last_key.as_slice().try_into().map(BlockKey).map_err(wrong)?;
-    let v1::KeptContext { blocks, since_unix_ms, until_unix_ms, .. } = *kept;
-    Ok((ContextId { namespace, last_key }, Kept { blocks, since_unix_ms, until_unix_ms }))
+    let v1::PersistedContext { blocks, created_unix_ms, expires_unix_ms, .. } = *kept;
+    Ok((ContextId { namespace, last_key }, Kept { blocks, created_unix_ms, expires_unix_ms }))
 }
 
 /// The node has no such context.
@@ -323,13 +327,13 @@ fn has_none(status: &Status) -> bool {
 }
 
 fn not_kept(node: &NodeHandle, status: &Status) -> NotKept {
-    tracing::info!(node = %node.node_id, %status, "a node does not keep a context");
+    tracing::info!(node = %node.node_id, %status, "a store node did not persist a context");
     match status.code() {
         Code::NotFound => NotKept::Lacking,
         Code::ResourceExhausted => NotKept::Full(status.message().to_owned()),
-        Code::FailedPrecondition | Code::InvalidArgument | Code::Unimplemented => {
-            NotKept::Refused(format!("the store node {} says: {}", node.node_id, status.message()))
-        }
+        Code::FailedPrecondition | Code::InvalidArgument | Code::Unimplemented => NotKept::Refused(
+            format!("store node {} refused it: {}", node.node_id, status.message()),
+        ),
         // Or it was not reached: what such a status says is about connections.
         Code::Unavailable => NotKept::Busy,
         _ => NotKept::Unanswered,

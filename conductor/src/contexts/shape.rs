@@ -65,9 +65,9 @@ impl Shape {
             model: model.map(|model| model.name.to_string()),
             tokens,
             prompt_tokens: None,
-            created_at: kept.since_unix_ms / 1_000,
+            created_at: kept.created_unix_ms / 1_000,
             // Rounded down: it is kept at least so long.
-            expires_at: kept.until_unix_ms / 1_000,
+            expires_at: kept.expires_unix_ms / 1_000,
         }
     }
 

@@ -61,7 +61,7 @@ impl Bodies {
                 Ok(None) => return Ok((bytes.freeze(), permits)),
                 Ok(Some(Ok(piece))) => piece,
                 Ok(Some(Err(error))) => {
-                    let message = format!("The body could not be read: {error}.");
+                    let message = format!("Cannot read the request body: {error}.");
                     return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", message));
                 }
                 Err(_) => {

@@ -5,7 +5,7 @@ use axum::http::HeaderMap;
 use crate::openai::ApiError;
 use crate::serve::CacheClass;
 
-const CACHE: &str = "x-kvasir-cache";
+const CACHE: &str = "x-kvasir-cache-class";
 
 /// What the header says, or else `default`, which is what its key says.
 ///
@@ -34,7 +34,10 @@ mod tests {
             }
             let got = class_of(&headers, default);
             if let Err(error) = &got {
-                assert_eq!(error.message, "`x-kvasir-cache` must be `normal` or `ephemeral`.");
+                assert_eq!(
+                    error.message,
+                    "`x-kvasir-cache-class` must be `normal` or `ephemeral`."
+                );
             }
             assert_eq!(got.ok(), want, "{header:?} {default:?}");
         };

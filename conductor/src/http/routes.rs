@@ -48,7 +48,7 @@ pub(crate) struct Front {
     pub request_deadline: Duration,
     pub objectives: ObjectiveBounds,
     pub steering_enabled: bool,
-    pub chunks_enabled: bool,
+    pub chunk_reuse_enabled: bool,
     pub started_unix_s: u64,
     /// Absent where everybody is answered.
     pub access: Option<Arc<Access>>,
@@ -71,11 +71,11 @@ impl Front {
             return Some("shutting down");
         }
         if !self.cluster.is_warm() {
-            return Some("store nodes have not yet said what they hold");
+            return Some("waiting for the snapshots of the store nodes");
         }
         let served = self.cluster.serves(self.texts.names()) || self.proxies.is_ready();
         (!served).then_some(
-            "no model of the configuration is served: engines to prefill and decode it must be attached, or a back end must answer",
+            "no configured model is available: attach engines that prefill and decode, or start a back end",
         )
     }
 
@@ -176,9 +176,10 @@ async fn embed(State(front): Shared, request: Request) -> Result<Response, ApiEr
 fn no_embeddings(front: &Front, body: &[u8]) -> ApiError {
     match proxy::model_of(body) {
         None => ApiError::invalid("model", "The body must be a JSON object with a `model`."),
-        Some(model) if front.texts.model(&model).is_some() => {
-            ApiError::unsupported("model", "This model generates text, and makes no embeddings.")
-        }
+        Some(model) if front.texts.model(&model).is_some() => ApiError::unsupported(
+            "model",
+            "This model generates text; it does not support embeddings.",
+        ),
         Some(model) => ApiError::model_not_found(&model),
     }
 }
@@ -224,7 +225,7 @@ fn arrive(front: &Front, request: &Parts) -> Result<Arrival, ApiError> {
     let caller = front.caller(&request.headers)?;
     let objectives = front.objectives.of(&request.headers)?;
     let steering = steered(&request.headers, front.steering_enabled)?;
-    let default = caller.as_ref().map_or(CacheClass::default(), |caller| caller.cache);
+    let default = caller.as_ref().map_or(CacheClass::default(), |caller| caller.cache_class);
     let cache = class_of(&request.headers, default)?;
     let tenant = caller.map(|caller| caller.tenant);
     let tenant_salt = tenant.as_ref().map_or_else(|| "".into(), |tenant| tenant.salt());
@@ -256,7 +257,7 @@ async fn create_context(State(front): Shared, request: Request) -> Result<Respon
     let answered = match proxied(&front, &body).await? {
         Some(_) => Err(ApiError::unsupported(
             "model",
-            "This model is served by another server: only of those whose blocks are stored here contexts are kept.",
+            "A back end serves this model; contexts need a model of attached engines.",
         )),
         None => Box::pin(contexts::create(&front, arrival, body)).await,
     };
@@ -274,7 +275,8 @@ async fn list_contexts(
         Ok(Query(page)) => contexts::list(&front, arrival, page).await,
         Err(rejection) => {
             let why = rejection.body_text();
-            let message = format!("{}: `limit` and `after` can be asked for.", shown(&why));
+            let message =
+                format!("{}: the supported parameters are `limit` and `after`.", shown(&why));
             Err(ApiError::new(StatusCode::BAD_REQUEST, "unknown_parameter", message))
         }
     };
@@ -369,12 +371,16 @@ async fn openapi() -> Response {
 
 async fn not_found(request: Request) -> ApiError {
     let path = shown(request.uri().path());
-    ApiError::new(StatusCode::NOT_FOUND, "unknown_url", format!("There is nothing at {path:?}."))
+    ApiError::new(
+        StatusCode::NOT_FOUND,
+        "unknown_url",
+        format!("The path {path:?} does not exist."),
+    )
 }
 
 async fn wrong_method(method: Method, request: Request) -> ApiError {
     let (method, path) = (shown(method.as_str()), shown(request.uri().path()));
-    let message = format!("{method} is not allowed at {path:?}.");
+    let message = format!("The method {method} is not allowed for {path:?}.");
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 

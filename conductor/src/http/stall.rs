@@ -44,7 +44,10 @@ impl<S> StallGuard<S> {
         ready!(sleep.as_mut().poll(cx));
         self.stalled = None;
         self.cut.inc();
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing")))
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client does not read its response",
+        )))
     }
 }
 

@@ -43,11 +43,16 @@ fn asked<'a>(
 ) -> Result<Option<&'a str>, ApiError> {
     let Some(value) = headers.get(name) else { return Ok(None) };
     if !is_enabled {
-        let message = format!("`{name}` is not taken here: `steering_enabled` is off.");
+        let message = format!("`{name}` is not accepted: `steering_enabled` is off.");
         return Err(ApiError::invalid(name, message));
     }
     let value = value.to_str().ok().map(str::trim).filter(|value| value.len() <= NAME_BYTES_MAX);
-    let wrong = || ApiError::invalid(name, format!("`{name}` must be a short word."));
+    let wrong = || {
+        ApiError::invalid(
+            name,
+            format!("`{name}` must have at most {NAME_BYTES_MAX} visible ASCII characters."),
+        )
+    };
     value.map(Some).ok_or_else(wrong)
 }
 

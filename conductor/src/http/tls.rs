@@ -28,11 +28,11 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub(crate) enum TlsError {
     #[error(transparent)]
     Unreadable(#[from] ReadError),
-    #[error("{} holds no certificate or key in PEM: {source}", path.display())]
+    #[error("{} does not contain a PEM certificate or key: {source}", path.display())]
     Pem { path: PathBuf, source: pem::Error },
-    #[error("{} holds no certificate", path.display())]
+    #[error("{} contains no certificate", path.display())]
     Empty { path: PathBuf },
-    #[error("certificate and key are refused: {0}")]
+    #[error("cannot use the certificate and key: {0}")]
     Refused(#[from] rustls::Error),
 }
 
@@ -135,10 +135,10 @@ impl Tls {
         match tokio::time::timeout(self.within, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => return Some(stream),
             Ok(Err(error)) => {
-                tracing::debug!(%error, "a handshake failed");
+                tracing::debug!(%error, "a TLS handshake failed");
                 self.failed.with_label_values(&["refused"]).inc();
             }
-            Err(_) => self.failed.with_label_values(&["too_slow"]).inc(),
+            Err(_) => self.failed.with_label_values(&["timeout"]).inc(),
         }
         None
     }

@@ -232,7 +232,7 @@ impl Answer {
         let (mut completion_tokens, mut cached_tokens) = (0, 0);
         for (index, ended) in states.map(|state| state.ended.as_ref()).enumerate() {
             let Some(ended) = ended else { continue };
-            completion_tokens += u64::from(ended.answer_tokens);
+            completion_tokens += u64::from(ended.generated_tokens);
             if index % self.n as usize == 0 {
                 cached_tokens += u64::from(ended.cached_tokens);
             }

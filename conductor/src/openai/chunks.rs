@@ -1,5 +1,5 @@
 //! Chunks of a prompt, as a client names them: parts that are attended as if each stood alone, so that rows of
-//! them that were computed at another offset can be used (docs/front-door.md). Token ranges of a prompt that is
+//! them that were computed at another offset can be used (docs/concepts/chunk-reuse.md). Token ranges of a prompt that is
 //! given as ids, or texts of one that is not.
 
 use std::ops::Range;
@@ -65,12 +65,12 @@ pub(super) fn ranges(
     let mut next = 0;
     let mut ranges = Vec::with_capacity(chunks.len());
     for (index, chunk) in chunks.iter().enumerate() {
-        let wrong = |why: &str| TextError::Chunk { why: format!("`{MEMBER}[{index}]` {why}") };
+        let wrong = |why: &str| TextError::Chunk { why: format!("`{MEMBER}[{index}]` {why}.") };
         let NamedChunk::Tokens(range) = chunk else {
-            return Err(wrong("is a text, and the prompt is token ids"));
+            return Err(wrong("has a `text`, but the prompt is token ids; use `start` and `end`"));
         };
         if range.start < next || range.end as usize > prompt_tokens {
-            return Err(wrong("is not behind the one before it, or not within the prompt"));
+            return Err(wrong("must start after the previous entry and end within the prompt"));
         }
         next = range.end;
         ranges.push(range.clone());
@@ -91,18 +91,20 @@ pub(super) fn encode(
     }
     let frame = if add_special_tokens { frame } else { Some(&Frame::NONE) };
     let Some(Frame { before, behind }) = frame else {
-        let why = format!("`{MEMBER}`: say `add_special_tokens`: false, or name them in token ids");
+        let why = format!(
+            "`{MEMBER}`: set `add_special_tokens` to false, or send the prompt as token ids."
+        );
         return Err(TextError::Chunk { why });
     };
     let (mut tokens, mut ranges) = (before.clone(), Vec::with_capacity(chunks.len()));
     let mut rest = text;
     for (index, chunk) in chunks.iter().enumerate() {
-        let wrong = |why: &str| TextError::Chunk { why: format!("`{MEMBER}[{index}]` {why}") };
+        let wrong = |why: &str| TextError::Chunk { why: format!("`{MEMBER}[{index}]` {why}.") };
         let NamedChunk::Text(chunk) = chunk else {
-            return Err(wrong("is a range of tokens, and the prompt is text"));
+            return Err(wrong("has `start` and `end`, but the prompt is text; use `text`"));
         };
         let Some(at) = rest.find(chunk.as_str()) else {
-            return Err(wrong("is not in the prompt behind the one before it"));
+            return Err(wrong("does not occur in the prompt after the previous entry"));
         };
         tokens.extend(encode(&rest[..at], false)?);
         let start = tokens.len() as u32;
@@ -174,7 +176,7 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/models/tiny-deepseek-v2");
         let (tiny, _) = PromptTokenizer::load(Path::new(path)).expect("the files are there");
         let (one, two) = ("The first document.", " And another one");
-        let text = format!("Read these:{one}, then{two}! What do they say?");
+        let text = format!("Read these:{one}, then{two}! Compare them.");
         // As another tokenizer would put around every text.
         let frame = Frame { before: vec![0], behind: vec![1] };
         let named = [one, two].map(|text| NamedChunk::Text(text.to_owned()));

@@ -13,7 +13,7 @@ use super::fields::{Fields, kind_of, neutral};
 /// Bounds that come from the configuration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    pub choices_max: usize,
+    pub choices_per_request_max: usize,
     pub stop_strings_max: usize,
 }
 
@@ -58,7 +58,7 @@ impl Common {
         };
         let stream = fields.flag("stream")?;
         let include_usage = take_stream_options(fields, stream)?;
-        let n_max = i64::try_from(limits.choices_max).unwrap_or(i64::MAX);
+        let n_max = i64::try_from(limits.choices_per_request_max).unwrap_or(i64::MAX);
         let n = fields.integer("n", 1..=n_max)?.unwrap_or(1) as u32;
         let max_tokens = take_max_tokens(fields)?;
         let seed = take_seed(fields)?;
@@ -116,7 +116,7 @@ pub(crate) fn salted(tenant_salt: &Arc<str>, cache_salt: Option<&str>) -> Arc<st
 pub(crate) fn take_seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
     let Some(value) = fields.value("seed") else { return Ok(None) };
     let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
-    seed.map(Some).ok_or_else(|| fields.wrong_kind("seed", "an integer of 64 bits", &value))
+    seed.map(Some).ok_or_else(|| fields.wrong_kind("seed", "a 64-bit integer", &value))
 }
 
 fn take_stream_options(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {

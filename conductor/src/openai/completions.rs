@@ -40,9 +40,10 @@ impl CompletionRequest {
         let prompt = fields.required("prompt")?;
         let prompts = take_prompts(prompt, &fields)?;
         let choices = prompts.len().saturating_mul(common.n as usize);
-        if choices > limits.choices_max {
-            let max = limits.choices_max;
-            let message = format!("Prompts times `n` may be at most {max}, not {choices}.");
+        if choices > limits.choices_per_request_max {
+            let max = limits.choices_per_request_max;
+            let message =
+                format!("The number of prompts times `n` must be at most {max}, not {choices}.");
             return Err(ApiError::invalid("prompt", message));
         }
         if let Some(top) = fields.integer("logprobs", 0..=TOP_LOGPROBS_MAX)? {
@@ -50,7 +51,7 @@ impl CompletionRequest {
             common.sampling.top_logprobs = top as u32;
         }
         if !common.chunks.is_empty() && prompts.len() > 1 {
-            let message = "There must be one prompt where parts of it are named.";
+            let message = "A request with reusable chunks must have exactly one prompt.";
             return Err(ApiError::invalid(super::chunks::MEMBER, message));
         }
         let echo = fields.flag("echo")?;

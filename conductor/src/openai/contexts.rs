@@ -14,7 +14,7 @@ pub(crate) struct TtlLimits {
     pub default_ms: u64,
     pub ms_max: u64,
     /// On how many nodes, where that is not said.
-    pub copies_default: u8,
+    pub replicas_default: u8,
 }
 
 /// A context to keep, checked.
@@ -24,7 +24,7 @@ pub(crate) struct ContextRequest {
     pub source: Source,
     pub ttl_ms: u64,
     /// On how many nodes it is to be kept.
-    pub copies: u8,
+    pub replicas: u8,
     pub add_special_tokens: Option<bool>,
 }
 
@@ -60,12 +60,12 @@ impl ContextRequest {
             },
             (Some(other), None) => return Err(fields.wrong_kind("messages", "a list", &other)),
             (None, Some(_)) if template_arguments.is_some() => {
-                let message = "`chat_template_kwargs` goes with `messages`.";
+                let message = "`chat_template_kwargs` requires `messages`.";
                 return Err(ApiError::invalid("chat_template_kwargs", message));
             }
             (None, Some(prompt)) => Source::Prompt(take_one_prompt(prompt, &fields)?),
             (Some(_), Some(_)) => {
-                let message = "A context is made of `messages` or of a `prompt`, not of both.";
+                let message = "A context has `messages` or a `prompt`, not both.";
                 return Err(ApiError::invalid("prompt", message));
             }
             (None, None) => {
@@ -77,12 +77,12 @@ impl ContextRequest {
             }
         };
         let ttl_ms = take_ttl(&mut fields, limits)?.unwrap_or(limits.default_ms);
-        let copies = fields.integer("copies", 1..=i64::from(COPIES_MAX))?;
-        let copies = copies.and_then(|copies| u8::try_from(copies).ok());
-        let copies = copies.unwrap_or(limits.copies_default);
+        let replicas = fields.integer("replicas", 1..=i64::from(COPIES_MAX))?;
+        let replicas = replicas.and_then(|replicas| u8::try_from(replicas).ok());
+        let replicas = replicas.unwrap_or(limits.replicas_default);
         let add_special_tokens = fields.boolean("add_special_tokens")?;
         fields.finish()?;
-        Ok(ContextRequest { model, source, ttl_ms, copies, add_special_tokens })
+        Ok(ContextRequest { model, source, ttl_ms, replicas, add_special_tokens })
     }
 }
 

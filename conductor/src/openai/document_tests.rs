@@ -13,7 +13,7 @@ use super::fields::asked;
 use super::responses::ResponseRequest;
 use crate::openapi::openapi_document;
 
-const LIMITS: Limits = Limits { choices_max: 8, stop_strings_max: 4 };
+const LIMITS: Limits = Limits { choices_per_request_max: 8, stop_strings_max: 4 };
 
 /// All members of a schema, those of members included: `messages[].role`.
 fn documented(document: &Value, schema: &Value, path: &str, names: &mut BTreeSet<String>) {
@@ -70,7 +70,7 @@ fn every_member_of_a_request_is_in_the_document_and_the_reverse() {
     let response = json!({"model": "m", "stream": true, "stream_options": stream,
         "input": message("input_text"), "reasoning": {}, "text": {}});
     check("ResponseRequest", response, |body| ResponseRequest::parse(body, &LIMITS));
-    let ttl = TtlLimits { default_ms: 1_000, ms_max: 1_000, copies_default: 1 };
+    let ttl = TtlLimits { default_ms: 1_000, ms_max: 1_000, replicas_default: 1 };
     let context = json!({"model": "m", "messages": message("text")});
     check("ContextRequest", context, |body| ContextRequest::parse(body, ttl));
     let extend = json!({"ttl_s": 1});

@@ -101,17 +101,17 @@ impl ApiError {
         let (reason, message, wait_ms) = match over {
             OverQuota::Requests { per_minute, wait } => (
                 "quota_requests_per_minute",
-                format!("Your quota is {per_minute} requests a minute."),
+                format!("You exceeded your quota of {per_minute} requests per minute."),
                 ms(*wait),
             ),
             OverQuota::Tokens { per_minute, wait } => (
                 "quota_tokens_per_minute",
-                format!("Your quota is {per_minute} tokens a minute."),
+                format!("You exceeded your quota of {per_minute} tokens per minute."),
                 ms(*wait),
             ),
             OverQuota::Running { max } => (
-                "quota_requests_running",
-                format!("Your quota is {max} requests at once."),
+                "quota_running_requests",
+                format!("You exceeded your quota of {max} running requests."),
                 retry_after_ms,
             ),
         };

@@ -145,7 +145,7 @@ pub(crate) struct AskedContext {
     /// What errors call the prompt.
     pub param: &'static str,
     pub ttl_ms: u64,
-    pub copies: u8,
+    pub replicas: u8,
 }
 
 /// Reads a request for a context, as far as its tokens.
@@ -158,10 +158,10 @@ pub(crate) async fn ask_context(
     let parse = move |body: &[u8]| ContextRequest::parse(body, limits);
     let request = off_reactor_when_large(front, body, parse).await?;
     let (model, param) = (request.model.clone(), request.source.param());
-    let (ttl_ms, copies) = (request.ttl_ms, request.copies);
+    let (ttl_ms, replicas) = (request.ttl_ms, request.replicas);
     let prompt = prepare::context(front, arrival, request).await;
     let prompt = prompt.map_err(|error| error.blaming(param))?;
-    Ok(AskedContext { model, prompt, param, ttl_ms, copies })
+    Ok(AskedContext { model, prompt, param, ttl_ms, replicas })
 }
 
 /// Parsing and tokenizing wait for a thread when many do. What a thread has begun it ends, for

@@ -61,11 +61,11 @@ struct Rendering {
 
 /// Parts of a prompt are attended as if they stood alone only where that is let.
 fn permit_chunks(front: &Front, common: &Common) -> Result<(), ApiError> {
-    if common.chunks.is_empty() || front.chunks_enabled {
+    if common.chunks.is_empty() || front.chunk_reuse_enabled {
         return Ok(());
     }
     let member = chunks::MEMBER;
-    let message = format!("`{member}` is not taken here: `chunks_enabled` is off.");
+    let message = format!("`{member}` is not accepted: `chunk_reuse_enabled` is off.");
     Err(ApiError::invalid(member, message))
 }
 
@@ -237,7 +237,7 @@ fn model(front: &Front, name: &str) -> Result<(Arc<ModelText>, ServedModel), Api
     let text = front.texts.model(name).ok_or_else(|| ApiError::model_not_found(name))?;
     let served = front.cluster.models().into_iter().find(|served| &*served.name == name);
     let Some(served) = served else {
-        let reason = format!("no engine serves the model {name:?} now");
+        let reason = format!("no attached engine serves the model {name:?}");
         return Err(Failure::NoInstance { reason }.into());
     };
     Ok((text, served))
@@ -265,11 +265,11 @@ fn room_of(
     let room = context.saturating_sub(length);
     if room < max_tokens.unwrap_or(1) {
         let answer = match max_tokens {
-            Some(tokens) => format!("and up to {tokens} of the answer"),
-            None => "and at least 1 of the answer".to_owned(),
+            Some(tokens) => format!("and up to {tokens} for the answer"),
+            None => "and at least 1 for the answer".to_owned(),
         };
         let message = format!(
-            "This model's context has {context} tokens. The request needs {length} of the prompt {answer}."
+            "This model's context has {context} tokens. The request needs {length} for the prompt {answer}."
         );
         let error = ApiError::invalid(param, message);
         return Err(ApiError { code: "context_length_exceeded", ..error });

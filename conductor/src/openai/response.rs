@@ -187,7 +187,7 @@ impl ResponseWriter {
     }
 
     fn usage(&self, ended: &Ended) -> Value {
-        let (input, output) = (self.prompt.len() as u64, u64::from(ended.answer_tokens));
+        let (input, output) = (self.prompt.len() as u64, u64::from(ended.generated_tokens));
         json!({
             "input_tokens": input,
             "input_tokens_details": {"cached_tokens": ended.cached_tokens},

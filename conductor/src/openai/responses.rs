@@ -130,7 +130,7 @@ fn fits(text: &str, chars_max: usize) -> bool {
 
 fn take_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     if fields.flag("store")? {
-        let message = "Responses are not stored here: leave `store` out or set it to false.";
+        let message = "Responses are not stored: omit `store` or set it to false.";
         return Err(ApiError::unsupported("store", message));
     }
     for needs_storage in ["previous_response_id", "conversation", "background", "prompt"] {

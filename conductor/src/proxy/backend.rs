@@ -53,11 +53,11 @@ impl<'a> Base<'a> {
     /// # Errors
     /// A sentence without its subject, the URL.
     fn parse(url: &'a str) -> Result<Base<'a>, String> {
-        const SHAPE: &str = "must be a base as in http://host:8000, without /v1";
+        const SHAPE: &str = "must be a base URL such as http://host:8000, without /v1";
         let parsed = url.parse::<Uri>().map_err(|error| format!("is not a URL: {error}"))?;
         if parsed.scheme_str() != Some("http") {
-            return Err("must begin with http://: Kvasir does not speak TLS to servers; put a \
-                        proxy beside a server that needs it"
+            return Err("must begin with http://: Kvasir does not support TLS to back ends; if \
+                        a back end needs it, put a proxy between them"
                 .to_owned());
         }
         let rest = url.get("http://".len()..).unwrap_or_default();
@@ -75,7 +75,7 @@ impl<'a> Base<'a> {
         match port {
             Ok(port) if !host.is_empty() && !url.contains(['?', '#', '@']) && port != 0 => {
                 if prefix.ends_with("/v1") {
-                    return Err("must be given without /v1".to_owned());
+                    return Err("must not end with /v1".to_owned());
                 }
                 Ok(Base { host, port, prefix })
             }
@@ -90,7 +90,7 @@ impl Backend {
     /// # Errors
     /// A sentence that names the wrong setting.
     pub(super) fn load(config: &BackendConfig) -> Result<Backend, String> {
-        let BackendConfig { model, url, upstream_model, api_key_file, requests_running_max } =
+        let BackendConfig { model, url, upstream_model, api_key_file, running_requests_max } =
             config;
         let wrong = |why: &str| format!("`backends`: the url {url:?} of model {model:?} {why}");
         let Base { host, port, prefix } = Base::parse(url).map_err(|why| wrong(&why))?;
@@ -105,10 +105,14 @@ impl Backend {
         let authority = authority.map_err(|error| wrong(&format!("is not a URL: {error}")))?;
         let address = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let authorization = api_key_file.as_ref().map(|file| {
-            let said = |why: String| format!("`backends`: the key in {}: {why}", file.display());
+            let said = |why: String| {
+                format!("`backends`: cannot use the key file {}: {why}", file.display())
+            };
             let key = std::fs::read_to_string(file).map_err(|error| said(error.to_string()))?;
-            let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim()))
-                .map_err(|_| said("it has characters that no header can have".to_owned()))?;
+            let mut value =
+                HeaderValue::from_str(&format!("Bearer {}", key.trim())).map_err(|_| {
+                    said("it contains characters that a header must not contain".to_owned())
+                })?;
             value.set_sensitive(true);
             Ok::<_, String>(value)
         });
@@ -119,7 +123,7 @@ impl Backend {
             upstream: Arc::new(Upstream::new(address, port, authority)),
             model: upstream_model.clone().unwrap_or_else(|| model.clone()),
             authorization: authorization.transpose()?,
-            running_max: *requests_running_max,
+            running_max: *running_requests_max,
             running: AtomicUsize::new(0),
             alive: AtomicBool::new(false),
         })
@@ -191,7 +195,7 @@ impl Backend {
 
     fn set_alive(&self, alive: bool) {
         if self.alive.swap(alive, Ordering::Relaxed) != alive {
-            let said = if alive { "answers" } else { "does not answer" };
+            let said = if alive { "is healthy" } else { "does not answer" };
             tracing::info!(url = self.url, model = self.model, "a back end {said}");
         }
     }
@@ -236,8 +240,8 @@ mod tests {
         check("https://host", "must begin with http://");
         check("host:8000", "must begin with http://");
         check("/v2", "must begin with http://");
-        check("http://host/v1", "without /v1");
-        check("http://host:8000/v1/", "without /v1");
+        check("http://host/v1", "must not end with /v1");
+        check("http://host:8000/v1/", "must not end with /v1");
         for url in [
             "http://host:99999",
             "http://host:0",

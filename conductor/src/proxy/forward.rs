@@ -128,7 +128,7 @@ pub(crate) async fn forward(
                 count(proxies, model, answer.status().as_str());
                 let status = answer.status();
                 if !status.is_success() {
-                    trail.ended(&format!("the server answered {status}"), None);
+                    trail.ended(&format!("the back end returned {status}"), None);
                 }
                 let answered = (answer, flight);
                 if !ELSEWHERE.contains(&status) {
@@ -139,8 +139,8 @@ pub(crate) async fn forward(
             }
             Ok(Err(error)) => {
                 let unreached = matches!(error, AskError::Unreached(_));
-                tracing::warn!(url = flight.backend().url(), %error, "a back end did not answer");
-                count(proxies, model, if unreached { "unreached" } else { "broke_off" });
+                tracing::warn!(url = flight.backend().url(), %error, "a back end failed");
+                count(proxies, model, if unreached { "unreachable" } else { "interrupted" });
                 trail.ended(&error.to_string(), None);
                 if unreached {
                     flight.backend().lost();
@@ -150,12 +150,12 @@ pub(crate) async fn forward(
                 // Servers close connections that are idle, and may do so just now; but a request that
                 // brings servers down is not to meet all of them.
                 if broke.replace(at).is_some() {
-                    let reason = "back ends of the model break off over it".to_owned();
+                    let reason = "connections to back ends failed twice".to_owned();
                     return Err(Failure::Interrupted { reason }.into());
                 }
             }
             Err(_) => {
-                count(proxies, model, "late");
+                count(proxies, model, "timeout");
                 trail.ended(LATE.label(), None);
                 return Err(late());
             }
@@ -202,7 +202,7 @@ async fn read(
     let parse = |body: &[u8]| {
         let fields = serde_json::from_slice::<Fields>(body);
         fields.map_err(|error| {
-            ApiError::invalid("body", format!("The body is no JSON object: {error}."))
+            ApiError::invalid("body", format!("The body is not a JSON object: {error}."))
         })
     };
     let mut fields = off_reactor_when_large(front, body, parse).await?;
@@ -210,7 +210,7 @@ async fn read(
         if let Some(name) = STATEFUL.into_iter().find(|name| fields.has(name)) {
             let neutral = name == "background" && fields.get(name) == Some("false");
             if !neutral {
-                let why = format!("Nothing is stored here, so `{name}` cannot be used.");
+                let why = format!("Responses are not stored, so `{name}` is not supported.");
                 return Err(ApiError::unsupported(name, why));
             }
         }
@@ -270,7 +270,7 @@ fn pass(answer: Response<Pieces>, held: Held, deadline: Instant) -> Response {
 fn refusal(front: &Front, pool: &Pool, nobody: Nobody) -> ApiError {
     match nobody {
         Nobody::Full => {
-            let reason = "all back ends of the model have as many requests as they may".to_owned();
+            let reason = "all back ends of the model are at `running_requests_max`".to_owned();
             Failure::too_many(reason, front.cluster.requests_end_in_ms(1)).into()
         }
         Nobody::NoneAnswers => ApiError::unavailable(format!(

@@ -64,7 +64,7 @@ struct Pool {
 pub(crate) struct BackendOverview {
     model: String,
     url: String,
-    alive: bool,
+    healthy: bool,
     in_flight: usize,
 }
 
@@ -125,7 +125,7 @@ impl Proxies {
             let one = |backend: &Arc<Backend>| BackendOverview {
                 model: model.clone(),
                 url: backend.url().to_owned(),
-                alive: backend.is_alive(),
+                healthy: backend.is_alive(),
                 in_flight: backend.in_flight(),
             };
             pool.backends.iter().map(one).collect::<Vec<_>>()
@@ -221,7 +221,7 @@ impl Pool {
         };
         PassedOn {
             to: to.map(|at| self.backends[at].url().to_owned()),
-            why: match chosen {
+            reason: match chosen {
                 Ok(chosen) => chosen.why,
                 Err(Nobody::Full) => Why::AllFull,
                 Err(Nobody::NoneAnswers) => Why::NoneAnswers,

@@ -59,9 +59,9 @@ struct Line {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
     /// Nothing was sent.
-    #[error("it cannot be reached: {0}")]
+    #[error("cannot reach the back end: {0}")]
     Unreached(#[from] io::Error),
-    #[error("it broke off: {0}")]
+    #[error("the connection to the back end failed: {0}")]
     BrokeOff(#[from] hyper::Error),
 }
 

@@ -26,7 +26,7 @@ pub(super) fn spawn(
 ) {
     metrics.aborts_in_flight.inc();
     let task = async move {
-        let result = if abort(node, share, reason).await { "told" } else { "lost" };
+        let result = if abort(node, share, reason).await { "confirmed" } else { "failed" };
         metrics.aborts.with_label_values(&[result]).inc();
         metrics.aborts_in_flight.dec();
     };
@@ -48,7 +48,7 @@ async fn abort(node: NodeHandle, share: Share, reason: &'static str) -> bool {
                 tracing::debug!(%share, node = %node.node_id, attempt, %error, "abort failed");
             }
             Err(_) => {
-                tracing::debug!(%share, node = %node.node_id, attempt, "abort took too long");
+                tracing::debug!(%share, node = %node.node_id, attempt, "abort timed out");
             }
         }
         if attempt < TRIES {
@@ -56,6 +56,6 @@ async fn abort(node: NodeHandle, share: Share, reason: &'static str) -> bool {
             pause *= 4;
         }
     }
-    tracing::warn!(%share, node = %node.node_id, "a node was not told of an abort: its lease ends it");
+    tracing::warn!(%share, node = %node.node_id, "cannot abort a share; its lease will expire");
     false
 }

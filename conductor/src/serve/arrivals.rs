@@ -44,7 +44,7 @@ pub(super) struct Plan {
     /// Of the whole prompt.
     pub keys: Arc<[BlockKey]>,
     /// Leading blocks that are there already, as far as is known.
-    pub held_blocks: usize,
+    pub cached_blocks: usize,
     /// Those up to here are fetched; 0 when none are.
     pub fetched_blocks: usize,
     /// From now on.
@@ -57,12 +57,12 @@ pub(super) struct Plan {
 impl Plan {
     /// When so many leading blocks are there.
     pub(super) fn there_in(&self, blocks: usize) -> Duration {
-        if blocks <= self.held_blocks {
+        if blocks <= self.cached_blocks {
             Duration::ZERO
         } else if blocks <= self.fetched_blocks {
             self.fetched_in
         } else {
-            let fetched = self.fetched_blocks.max(self.held_blocks);
+            let fetched = self.fetched_blocks.max(self.cached_blocks);
             let (computed, all) = (blocks.saturating_sub(fetched), self.keys.len());
             let share = computed as f64 / all.saturating_sub(fetched).max(1) as f64;
             let computing = self.computed_in.saturating_sub(self.fetched_in);
@@ -111,9 +111,9 @@ pub(super) enum Outcome {
 impl Outcome {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Outcome::There => "there",
+            Outcome::There => "hit",
             Outcome::Failed => "failed",
-            Outcome::Late => "late",
+            Outcome::Late => "timeout",
         }
     }
 }
@@ -132,7 +132,7 @@ impl Arrivals {
             };
             let is_sooner = at.saturating_duration_since(now) <= plan.there_in(shared);
             let is_it = arrival.incarnation == plan.incarnation
-                && shared > plan.held_blocks
+                && shared > plan.cached_blocks
                 && *arrival.stage.borrow() < needed
                 && is_sooner;
             is_it
@@ -144,7 +144,7 @@ impl Arrivals {
         let (tell, stage) = watch::channel(Stage::UnderWay);
         let id = under_way.next_id;
         under_way.next_id += 1;
-        if plan.is_kept && plan.keys.len() > plan.held_blocks {
+        if plan.is_kept && plan.keys.len() > plan.cached_blocks {
             under_way.by_node.entry(plan.node.clone()).or_default().push(Arrival {
                 id,
                 incarnation: plan.incarnation,
@@ -242,7 +242,7 @@ mod tests {
             node: "a".into(),
             incarnation: Incarnation(1),
             keys: keys(tokens),
-            held_blocks: 0,
+            cached_blocks: 0,
             fetched_blocks: 3,
             fetched_in: Duration::from_millis(10),
             computed_in: Duration::from_millis(50),
@@ -306,7 +306,7 @@ mod tests {
         for other in [
             Plan { node: "b".into(), ..plan(&[1, 2, 3, 4]) },
             Plan { incarnation: Incarnation(2), ..plan(&[1, 2, 3, 4]) },
-            Plan { held_blocks: 3, ..plan(&[1, 2, 3, 9]) },
+            Plan { cached_blocks: 3, ..plan(&[1, 2, 3, 9]) },
             Plan { fetched_in: Duration::from_millis(9), ..plan(&[1, 2, 3, 9]) },
             plan(&[7, 2, 3, 4]),
         ] {

@@ -102,8 +102,8 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
         lead.iter().for_each(|lead| lead.reached(Stage::Fetched));
     };
     let (answering, leg) = match &decode {
-        Some(decode) => (decode, v1::Leg::Decode),
-        None => (&prefill, v1::Leg::Whole),
+        Some(decode) => (decode, v1::Phase::Decode),
+        None => (&prefill, v1::Phase::Full),
     };
     let renewal = Some(transaction.renew());
     let (pace, routed) = (Pace::new(), !route.is_empty() || !brought.wire.is_empty());
@@ -127,7 +127,7 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
     let mut pushing_done = decode.is_none();
     let trace = job.trace.as_ref();
     let prefill_leg =
-        Leg::new(&prefill, generate_request(scene, tx, v1::Leg::Prefill, rank_delay_us), trace);
+        Leg::new(&prefill, generate_request(scene, tx, v1::Phase::Prefill, rank_delay_us), trace);
     let mut prefilling = pin!(legs::prefill(prefill_leg, accepted));
     let mut prefilling_done = decode.is_none();
     let request = v1::GenerateRequest {
@@ -323,11 +323,11 @@ impl Course<'_> {
         let tbt_us = self.pace.seen_us();
         // Where it was routed, what others do where it decodes is not all that it waited for.
         if let Some(tbt_us) = tbt_us.filter(|_| !self.routed) {
-            self.booking.paced(tbt_us, finished.answer_tokens);
+            self.booking.paced(tbt_us, finished.generated_tokens);
         }
         self.transaction.finish();
         self.brought.finish();
-        self.booking.complete(finished.answer_tokens);
+        self.booking.complete(finished.generated_tokens);
         let (text, ended) = ending(finished, self.cached.get().copied().unwrap_or(0));
         (text, Ended { tbt_us, prefill: self.prefill, ..ended })
     }
@@ -352,7 +352,7 @@ async fn begin<'a>(scene: Scene<'a>, placed: &Placed) -> Option<Lead<'a>> {
         node: prefill.node.node_id.clone(),
         incarnation: prefill.node.incarnation,
         keys: Arc::clone(prompt.keys()),
-        held_blocks: prefill.held_blocks as usize,
+        cached_blocks: prefill.cached_blocks as usize,
         fetched_blocks: fetch.as_ref().map_or(0, |fetch| fetch.until_block as usize),
         fetched_in: us(placement.transfer_us),
         computed_in: us(placement.queue_us.max(placement.transfer_us) + placement.compute_us),
@@ -373,7 +373,7 @@ async fn begin<'a>(scene: Scene<'a>, placed: &Placed) -> Option<Lead<'a>> {
                 let outcome = awaited.there(until.min(Instant::now() + patience)).await;
                 serving.metrics.awaited.with_label_values(&[outcome.name()]).inc();
                 match outcome {
-                    Outcome::There => plan.held_blocks = awaited_blocks,
+                    Outcome::There => plan.cached_blocks = awaited_blocks,
                     Outcome::Failed => {}
                     Outcome::Late => until = Instant::now(),
                 }
@@ -387,7 +387,7 @@ async fn begin<'a>(scene: Scene<'a>, placed: &Placed) -> Option<Lead<'a>> {
 /// request's deadline.
 fn not_renewed(scene: Scene<'_>, target: &EngineTarget) -> Fault {
     let node = &target.node.node_id;
-    let status = Status::unavailable(format!("its store node {node} answers no renewal"));
+    let status = Status::unavailable(format!("store node {node} did not renew the lease"));
     node_fault(scene, &status, target)
 }
 
@@ -397,7 +397,7 @@ fn not_before(scene: Scene<'_>, prefill: &EngineTarget) -> Fault {
         instance: prefill.instance_id.clone(),
         kind: FaultKind::Unrouted,
         phase: scene.phase.get(),
-        message: "blocks before those that stay elsewhere are not there any more".to_owned(),
+        message: "the blocks before the routed prefix are not cached any more".to_owned(),
     })
 }
 
@@ -439,12 +439,12 @@ async fn push(
 fn generate_request(
     scene: Scene<'_>,
     tx: kvasir_proto::TxId,
-    leg: v1::Leg,
+    leg: v1::Phase,
     rank_delay_us: u64,
 ) -> v1::GenerateRequest {
     v1::GenerateRequest {
         tx: Some(tx.into()),
-        leg: leg as i32,
+        phase: leg as i32,
         request_id: scene.job.request_id.to_string(),
         prompt: scene.prompt.tokens.to_vec(),
         sampling: Some(scene.job.sampling.clone()),
@@ -479,8 +479,8 @@ fn ending(finished: v1::Finished, cached_tokens: u32) -> (String, Ended) {
         Reason::Stop | Reason::HandedOver | Reason::Unspecified => FinishReason::Stop,
     };
     let stop_matched = Some(finished.stop_matched).filter(|stop| !stop.is_empty());
-    let answer_tokens = finished.answer_tokens;
-    let ended = Ended { reason, stop_matched, cached_tokens, answer_tokens, ..Ended::default() };
+    let generated_tokens = finished.generated_tokens;
+    let ended = Ended { reason, stop_matched, cached_tokens, generated_tokens, ..Ended::default() };
     (finished.text, ended)
 }
 

@@ -49,17 +49,17 @@ async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet, entry: Ent
     trail.ended(label, result.as_ref().ok().map(|(_, ended)| ended));
     match result {
         Ok((text, ended)) => {
-            tracing::debug!(?ended, "answered");
+            tracing::debug!(?ended, "finished an answer");
             let tokens = |kind, count| metrics.tokens.with_label_values(&[kind]).inc_by(count);
             tokens("prompt", u64::from(job.prompt.length()));
             tokens("cached", u64::from(ended.cached_tokens));
-            tokens("answer", u64::from(ended.answer_tokens));
+            tokens("generated", u64::from(ended.generated_tokens));
             // A client that is gone by now has lost nothing that could be helped.
             let last = outlet.ended(text, ended);
             let _ = tokio::time::timeout(serving.options.write_stall, last).await;
         }
         Err(failure) => {
-            tracing::info!(%failure, phase = phase.get().name(), "not answered");
+            tracing::info!(%failure, phase = phase.get().name(), "failed to answer");
             outlet.failed(failure, serving.options.write_stall).await;
         }
     }
@@ -273,11 +273,11 @@ fn exhausted(serving: &Serving, prompt: &Prompt, fault: InstanceFault) -> Failur
     // What the call's status says is in the log: it is about connections and nodes.
     let InstanceFault { instance, kind, .. } = fault;
     let reason = match kind {
-        FaultKind::NoRoom => format!("instance {instance} has no room for it"),
+        FaultKind::NoRoom => format!("instance {instance} has no capacity for the request"),
         FaultKind::Lost => format!("instance {instance} does not answer"),
-        FaultKind::Refused => format!("instance {instance} refused it"),
+        FaultKind::Refused => format!("instance {instance} refused the request"),
         FaultKind::Draining => format!("instance {instance} is draining"),
-        FaultKind::Unrouted => format!("instance {instance} cannot ask for what lies elsewhere"),
+        FaultKind::Unrouted => format!("instance {instance} cannot query a prefix on another node"),
     };
     match kind {
         FaultKind::NoRoom => Failure::no_room(&serving.cluster, &instance, prompt, reason),

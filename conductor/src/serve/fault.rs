@@ -12,32 +12,32 @@ use super::phase::Phase;
 use crate::cluster::{Cluster, EngineTarget};
 
 /// The limit of requests at once.
-pub(super) const TOO_MANY: &str = "requests";
+pub(super) const TOO_MANY: &str = "too_many_requests";
 
 /// Why a request is not answered, or not to its end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Failure {
-    #[error("The model is not served here.")]
+    #[error("The model does not exist.")]
     UnknownModel,
-    /// Try again after a while. `limit` is the reason as a word: `ttft`, `tbt`, `no_room` or `requests`.
-    #[error("The service is at its limit: {reason}.")]
+    /// Try again after a while. `limit` is the reason as a word: `ttft`, `tbt`, `no_capacity` or `too_many_requests`.
+    #[error("The service is overloaded: {reason}.")]
     Overloaded { limit: &'static str, reason: String, retry_after_ms: u64 },
     /// No node could ever hold it.
     #[error("The prompt is too long: {reason}.")]
     TooLong { reason: String },
     /// An engine says that the request itself is wrong.
-    #[error("The request was refused: {reason}.")]
+    #[error("The request was rejected: {reason}.")]
     Rejected { reason: String },
-    #[error("The model cannot be served now: {reason}.")]
+    #[error("The model is not available: {reason}.")]
     NoInstance { reason: String },
     #[error("The request's deadline passed while {phase}.")]
     Deadline { phase: &'static str },
     /// The answer had begun.
-    #[error("The answer broke off: {reason}.")]
+    #[error("The answer was interrupted: {reason}.")]
     Interrupted { reason: String },
     #[error("The server is shutting down.")]
     Draining,
-    #[error("The client has gone.")]
+    #[error("The client disconnected.")]
     ClientGone,
 }
 
@@ -61,7 +61,7 @@ impl Failure {
 
     /// The task of a choice ended without a last word: it panicked, which is logged there.
     pub(crate) fn vanished() -> Failure {
-        Failure::Interrupted { reason: "its task failed".to_owned() }
+        Failure::Interrupted { reason: "the task that serves it failed".to_owned() }
     }
 
     /// For the metric of results.
@@ -72,10 +72,10 @@ impl Failure {
             Failure::TooLong { .. } => "too_long",
             Failure::Rejected { .. } => "rejected",
             Failure::NoInstance { .. } => "no_instance",
-            Failure::Deadline { .. } => "deadline",
+            Failure::Deadline { .. } => "timeout",
             Failure::Interrupted { .. } => "interrupted",
             Failure::Draining => "shutdown",
-            Failure::ClientGone => "client_gone",
+            Failure::ClientGone => "client_disconnected",
         }
     }
 }
@@ -190,10 +190,10 @@ fn in_scene(scene: Scene<'_>, fault: Fault) -> Fault {
         return Fault::Instance(fault);
     }
     let InstanceFault { instance, kind, message, .. } = fault;
-    tracing::warn!(%instance, message, "an answer broke off");
+    tracing::warn!(%instance, message, "an answer was interrupted");
     Fault::Final(match kind {
         FaultKind::NoRoom => {
-            let reason = format!("instance {instance} has no room for more of the answer");
+            let reason = format!("instance {instance} has no capacity for the rest of the answer");
             Failure::no_room(&serving.cluster, &instance, prompt, reason)
         }
         FaultKind::Lost | FaultKind::Refused | FaultKind::Draining | FaultKind::Unrouted => {

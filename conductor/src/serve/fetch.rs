@@ -43,11 +43,11 @@ pub(super) async fn run(
     let push = async {
         tokio::select! {
             pushed = push(job, tx, &source, targets) => pushed,
-            () = lost.cancelled() => Err(Status::unavailable("its lease could not be renewed")),
+            () = lost.cancelled() => Err(Status::unavailable("lost the lease of the fetch source")),
         }
     };
     let pushed = if pinned { Some(push.await) } else { None };
-    let (good_blocks, source_lost) = match pushed {
+    let (valid_blocks, source_lost) = match pushed {
         // Nobody was ever told where to write.
         None => (0, false),
         Some(Ok(good)) if good >= asked => {
@@ -66,7 +66,7 @@ pub(super) async fn run(
     let request = v1::TxCommitRequest {
         tx: Some(tx.into()),
         side: Side::Prefill.to_wire(),
-        good_blocks,
+        valid_blocks,
         source_lost,
     };
     let mut client = prefill.node.client.clone();
@@ -95,7 +95,7 @@ async fn push(
     let reply = within(remaining / 2, client.tx_push(request)).await?;
     if reply.corrupt_blocks > 0 {
         let corrupt = reply.corrupt_blocks;
-        tracing::warn!(node = %source.node.node_id, corrupt, "a node dropped rotten blocks");
+        tracing::warn!(node = %source.node.node_id, corrupt, "a store node dropped corrupt blocks");
     }
-    Ok(reply.good_blocks)
+    Ok(reply.valid_blocks)
 }

@@ -194,7 +194,7 @@ pub(crate) struct Ended {
     pub stop_matched: Option<String>,
     /// Tokens of the prompt that were not computed for it.
     pub cached_tokens: u32,
-    pub answer_tokens: u32,
+    pub generated_tokens: u32,
     /// Between its tokens: the mean of the longest tenth of the intervals. Absent where there was none.
     pub tbt_us: Option<u64>,
     /// Absent where its engine did not say.

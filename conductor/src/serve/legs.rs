@@ -43,14 +43,16 @@ impl Leg {
             self.state = LegState::Open(Box::new(opening.await?.into_inner()));
         }
         let LegState::Open(stream) = &mut self.state else {
-            return Err(Status::internal("a leg was used after it failed"));
+            return Err(Status::internal("the engine's stream was used after it failed"));
         };
         loop {
             match stream.message().await? {
                 // An event of a later version.
                 Some(v1::GenerateEvent { event: None }) => {}
                 Some(v1::GenerateEvent { event: Some(event) }) => return Ok(event),
-                None => return Err(Status::unavailable("the engine ended without an answer")),
+                None => {
+                    return Err(Status::unavailable("the engine's stream ended without a result"));
+                }
             }
         }
     }

@@ -167,7 +167,7 @@ impl Lines {
             self.metrics.waiting.with_label_values(&[claim.priority.name()]).inc();
             let (lines, model) = (Arc::clone(self), Arc::clone(model));
             let priority = claim.priority;
-            Ticket { lines, model, id, call, priority, since: Instant::now(), how: "left" }
+            Ticket { lines, model, id, call, priority, since: Instant::now(), how: "disconnected" }
         };
         let tickets = entered.into_iter().map(ticket).collect();
         for id in displaced {
@@ -266,7 +266,7 @@ impl Ticket {
 
     /// It goes.
     pub(super) fn go(mut self) {
-        self.how = "went";
+        self.how = "dispatched";
         self.lines.change(&self.model, |line, _| {
             line.line.take(self.id);
             line.forget(self.id);
@@ -327,16 +327,16 @@ mod tests {
         drop(third);
         assert!(is_called(&mut second));
         drop(second);
-        assert!(lines.lock().lines.is_empty(), "nobody waits, and nothing is kept");
+        assert!(lines.lock().lines.is_empty(), "no request waits, and no state is left");
         let count = |how| lines.metrics.waited.with_label_values(&[how]).get();
-        assert_eq!((count("went"), count("left")), (1, 2));
+        assert_eq!((count("dispatched"), count("disconnected")), (1, 2));
         assert_eq!(lines.metrics.waiting.with_label_values(&["normal"]).get(), 0);
     }
 
     #[test]
     fn who_has_waited_for_long_goes_to_instances_that_others_keep_busy() {
         let mut lines = lines(1);
-        let options = &mut Arc::get_mut(&mut lines).expect("nobody waits").options;
+        let options = &mut Arc::get_mut(&mut lines).expect("no request waits").options;
         options.ahead = Duration::from_secs(1);
         assert_eq!(lines.ahead_us(Duration::from_secs(8)), 1_000_000);
         assert_eq!(lines.ahead_us(Duration::from_secs(16)), 2_000_000);
@@ -369,7 +369,7 @@ mod tests {
         let claim = Claim { tenant: "few".into(), weight: 1, priority: Priority::High };
         assert!(lines.enter(&"m".into(), &claim, &[10; 3]).is_err(), "more than its share");
         assert!(is_called(&mut called));
-        assert_eq!(lines.lock().lines["m"].line.len(), 3, "nobody has lost a place");
+        assert_eq!(lines.lock().lines["m"].line.len(), 3, "no request has lost its place");
         let _few = enter(&lines, "few").expect("a place");
         assert!(others.remove(1).turn().await.is_err(), "the last one has lost it");
         assert!(others[0].turn().now_or_never().is_none(), "it waits on");

@@ -65,13 +65,13 @@ pub(crate) use schedule::scheduler_service;
 pub(crate) struct ServeOptions {
     pub lease: Duration,
     pub attempts_max: u32,
-    pub choices_running_max: usize,
+    pub running_choices_max: usize,
     /// How long the end of an answer waits for a client that takes nothing.
     pub write_stall: Duration,
     /// Decisions that are kept to be looked at.
-    pub decisions_kept: usize,
+    pub decision_history_max: usize,
     /// Memory for what they were taken from.
-    pub decisions_inputs_bytes: usize,
+    pub decision_inputs_bytes_max: usize,
     /// How requests wait for their turn; without it nobody does.
     pub wait: Option<WaitOptions>,
 }
@@ -124,12 +124,12 @@ impl Serving {
             arrivals: arrivals::Arrivals::default(),
             metrics,
             recorder: Arc::new(Recorder::new(
-                options.decisions_kept,
-                options.decisions_inputs_bytes,
+                options.decision_history_max,
+                options.decision_inputs_bytes_max,
             )),
             incarnation: rand::random(),
             serial: AtomicU64::new(1),
-            permits: Arc::new(Semaphore::new(options.choices_running_max)),
+            permits: Arc::new(Semaphore::new(options.running_choices_max)),
             tasks: TaskTracker::new(),
             abandon,
         }
@@ -141,16 +141,16 @@ impl Serving {
     /// [`Failure::Overloaded`] when there is no room for so many at once, [`Failure::Rejected`] when
     /// there never is.
     pub(crate) fn start(self: &Arc<Self>, jobs: Vec<Job>) -> Result<Outputs, Failure> {
-        let (asked, at_once) = (jobs.len(), self.options.choices_running_max);
+        let (asked, at_once) = (jobs.len(), self.options.running_choices_max);
         if asked > at_once {
             let reason =
-                format!("it asks for {asked} answers, and at most {at_once} are made at once here");
+                format!("it asks for {asked} answers, and at most {at_once} can run at once");
             return Err(Failure::Rejected { reason });
         }
         let wait_at_once = self.lines.as_ref().map_or(usize::MAX, |lines| lines.requests_max());
         if asked > wait_at_once {
             let reason = format!(
-                "it asks for {asked} answers, and at most {wait_at_once} wait at once here"
+                "it asks for {asked} answers, and the admission queue holds at most {wait_at_once}"
             );
             return Err(Failure::Rejected { reason });
         }
@@ -168,10 +168,10 @@ impl Serving {
         if let Some(first) = jobs.first()
             && let (Some(lines), Some(claim)) = (&self.lines, &first.claim)
         {
-            let answer_tokens = self.cluster.answer_tokens(&first.model);
+            let generated_tokens = self.cluster.generated_tokens(&first.model);
             let cost = |job: &Job| {
-                let answer_tokens = job.sampling.max_tokens.min(answer_tokens);
-                u64::from(job.prompt.length()) + u64::from(answer_tokens)
+                let generated_tokens = job.sampling.max_tokens.min(generated_tokens);
+                u64::from(job.prompt.length()) + u64::from(generated_tokens)
             };
             let costs: Vec<u64> = jobs.iter().map(cost).collect();
             let tickets = lines.enter(&first.model, claim, &costs);
@@ -184,7 +184,7 @@ impl Serving {
             let permit = Arc::clone(&self.permits).try_acquire_owned();
             entries.push(Entry::Begins(permit.map_err(|_| {
                 let retry_after_ms = self.cluster.requests_end_in_ms(jobs.len() - had);
-                Failure::too_many("too many requests are being served".to_owned(), retry_after_ms)
+                Failure::too_many("too many requests are running".to_owned(), retry_after_ms)
             })?));
         }
         Ok(entries)

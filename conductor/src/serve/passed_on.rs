@@ -10,7 +10,7 @@ use serde::Serialize;
 pub(crate) struct PassedOn {
     /// `None` when it went to none of them.
     pub to: Option<String>,
-    pub why: Why,
+    pub reason: Why,
     /// Of the prompt, as it is written.
     pub prompt_bytes: usize,
     pub servers: Vec<ServerSeen>,
@@ -61,20 +61,20 @@ impl fmt::Display for PassedOn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for server in &self.servers {
             let ServerSeen { url, in_flight, in_flight_max, state } = server;
-            write!(f, "server {url}: {in_flight} under way of {in_flight_max} at most: ")?;
+            write!(f, "back end {url}: {in_flight} of at most {in_flight_max} requests running: ")?;
             f.write_str(match state {
                 ServerState::Chosen => "chosen",
-                ServerState::FarBusier => "has seen the beginning, but has far more under way",
-                ServerState::Passed => "not better",
+                ServerState::FarBusier => "has seen the prefix, but is far busier",
+                ServerState::Passed => "not preferred",
                 ServerState::Full => "full",
-                ServerState::HasFailed => "has failed for this request",
+                ServerState::HasFailed => "failed this request",
                 ServerState::DoesNotAnswer => "does not answer",
             })?;
             writeln!(f)?;
         }
         match &self.to {
-            Some(to) => write!(f, "passed on to {to}: {}", self.reason()),
-            None => write!(f, "passed on to nobody: {}", self.reason()),
+            Some(to) => write!(f, "forwarded to {to}: {}", self.reason()),
+            None => write!(f, "not forwarded: {}", self.reason()),
         }
     }
 }
@@ -82,15 +82,15 @@ impl fmt::Display for PassedOn {
 impl PassedOn {
     /// In a few words.
     pub(crate) fn reason(&self) -> String {
-        match self.why {
+        match self.reason {
             Why::Alike { bytes } => format!(
-                "it was last sent what begins alike, for {bytes} of {} bytes",
+                "it has seen the longest common prefix, {bytes} of {} bytes",
                 self.prompt_bytes
             ),
-            Why::SameKey => "it was last sent a prompt of the same `prompt_cache_key`".into(),
-            Why::LeastBusy => "of those that could take it, it has the least under way".into(),
-            Why::AllFull => "all that answer have as many requests as they may".into(),
-            Why::NoneAnswers => "no server of the model answers".into(),
+            Why::SameKey => "it has seen a prompt with the same `prompt_cache_key`".into(),
+            Why::LeastBusy => "it has the fewest running requests".into(),
+            Why::AllFull => "all healthy back ends are at `running_requests_max`".into(),
+            Why::NoneAnswers => "no back end of the model answers".into(),
         }
     }
 }
@@ -109,7 +109,7 @@ mod tests {
         };
         let passed = PassedOn {
             to: Some("http://a".into()),
-            why: Why::Alike { bytes: 512 },
+            reason: Why::Alike { bytes: 512 },
             prompt_bytes: 700,
             servers: vec![
                 server("http://a", 3, ServerState::Chosen),
@@ -118,11 +118,12 @@ mod tests {
         };
         assert_eq!(
             passed.to_string(),
-            "server http://a: 3 under way of 8 at most: chosen\n\
-             server http://b: 0 under way of 8 at most: does not answer\n\
-             passed on to http://a: it was last sent what begins alike, for 512 of 700 bytes"
+            "back end http://a: 3 of at most 8 requests running: chosen\n\
+             back end http://b: 0 of at most 8 requests running: does not answer\n\
+             forwarded to http://a: it has seen the longest common prefix, 512 of 700 bytes"
         );
-        let nobody = PassedOn { to: None, why: Why::NoneAnswers, prompt_bytes: 0, servers: vec![] };
-        assert_eq!(nobody.to_string(), "passed on to nobody: no server of the model answers");
+        let nobody =
+            PassedOn { to: None, reason: Why::NoneAnswers, prompt_bytes: 0, servers: vec![] };
+        assert_eq!(nobody.to_string(), "not forwarded: no back end of the model answers");
     }
 }

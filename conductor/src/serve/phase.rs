@@ -49,14 +49,14 @@ impl Phase {
     /// For labels and messages.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Phase::Waiting => "waiting for its turn",
+            Phase::Waiting => "queued",
             Phase::Placing => "placing",
-            Phase::Awaiting => "waiting for another that begins alike",
+            Phase::Awaiting => "coalescing",
             Phase::Allocating => "allocating",
             Phase::Fetching => "fetching",
             Phase::Prefilling => "prefilling",
             Phase::Decoding => "decoding",
-            Phase::Ended => "ended",
+            Phase::Ended => "finished",
         }
     }
 }

@@ -193,7 +193,7 @@ pub(crate) struct Outcome {
     /// From the decision on.
     pub after_ms: u64,
     pub cached_tokens: Option<u32>,
-    pub answer_tokens: Option<u32>,
+    pub generated_tokens: Option<u32>,
     /// What became of what was predicted: of the time between tokens the mean of the longest tenth, and what
     /// the prefill took by its engine's word beside what was predicted for what it really computed.
     pub tbt_us: Option<u64>,
@@ -219,7 +219,7 @@ impl Record {
             how: how.to_owned(),
             after_ms: unix_ms().saturating_sub(self.at_unix_ms),
             cached_tokens: ended.map(|ended| ended.cached_tokens),
-            answer_tokens: ended.map(|ended| ended.answer_tokens),
+            generated_tokens: ended.map(|ended| ended.generated_tokens),
             tbt_us: ended.and_then(|ended| ended.tbt_us),
             prefill_us: prefill.map(|prefill| prefill.measured_us),
             prefill_predicted_us: prefill.map(|prefill| prefill.predicted_us),
@@ -261,7 +261,7 @@ impl Record {
             Decision::PassedOn(passed) => match &passed.to {
                 Some(to) => {
                     line["passed_to"] = json!(to);
-                    line["why"] = json!(passed.reason());
+                    line["reason"] = json!(passed.reason());
                 }
                 None => line["refused"] = json!(passed.reason()),
             },

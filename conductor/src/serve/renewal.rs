@@ -108,7 +108,7 @@ impl Renewer {
                     // which.
                     self.metrics.renewals_unknown.inc();
                     tracing::debug!(share = %self.share(held), node = %held.node.node_id,
-                        "nothing to renew any more");
+                        "the store node does not know the share any more");
                     false
                 }
                 Answer::Nothing => {
@@ -116,7 +116,7 @@ impl Renewer {
                     if lost {
                         self.metrics.renewals_lost.inc();
                         tracing::warn!(share = %self.share(held), node = %held.node.node_id,
-                            "a lease could not be renewed");
+                            "lost a share: its lease could not be renewed");
                         // There is room for every share.
                         let _ = losses.try_send(held.side);
                     }
@@ -147,7 +147,7 @@ impl Renewer {
             Ok(Ok(reply)) if reply.get_ref().unknown.is_empty() => Answer::Renewed,
             Ok(Ok(_)) => Answer::Unknown,
             Ok(Err(error)) => {
-                tracing::debug!(%error, node = %held.node.node_id, "a lease was not renewed");
+                tracing::debug!(%error, node = %held.node.node_id, "a lease renewal failed");
                 Answer::Nothing
             }
             Err(_) => Answer::Nothing,

@@ -12,7 +12,7 @@ use crate::cluster::{EngineTarget, FetchSource, NodeHandle, RouteHolder};
 
 /// What the nodes answered.
 pub(super) struct Reserved {
-    held_blocks: u32,
+    cached_blocks: u32,
     /// Empty when prefill and decode are one.
     pub decode_targets: v1::WriteTargets,
     /// Absent when nothing is to be fetched.
@@ -24,13 +24,13 @@ pub(super) struct Reserved {
 impl Reserved {
     /// Whether the node of the prefill side has what is before those that are attended elsewhere.
     pub(super) fn has_before(&self, first_routed: u32) -> bool {
-        self.held_blocks >= first_routed
+        self.cached_blocks >= first_routed
     }
 
     /// Leading blocks that will not be computed, if all goes well.
     pub(super) fn reused_blocks(&self) -> u32 {
         let fetched = self.fetch.as_ref().filter(|fetch| fetch.pinned);
-        let held = self.held_blocks + self.routed_blocks;
+        let held = self.cached_blocks + self.routed_blocks;
         fetched.map_or(0, |fetch| fetch.source.until_block).max(held)
     }
 }
@@ -100,11 +100,11 @@ async fn is_pinned(
     };
     let reply = transaction.allocate(node, wanted).await;
     let pinned = match &reply {
-        Ok(reply) => reply.held_blocks as usize >= keys.len(),
+        Ok(reply) => reply.cached_blocks as usize >= keys.len(),
         Err(_) => false,
     };
     if !pinned {
-        tracing::info!(node = %node.node_id, ?reply, "blocks cannot stay where they are");
+        tracing::info!(node = %node.node_id, ?reply, "a store node cannot pin routed blocks");
     }
     pinned
 }
@@ -153,7 +153,7 @@ pub(super) async fn reserve(
         let request = v1::TxAllocateRequest {
             fetch_until_block: until,
             writer_endpoint: source.map_or_else(Vec::new, |s| s.node.endpoint.to_vec()),
-            answer_tokens_max: if decode.is_none() { max_tokens } else { 0 },
+            generated_tokens_max: if decode.is_none() { max_tokens } else { 0 },
             leave_ssd,
             ..request
         };
@@ -164,12 +164,12 @@ pub(super) async fn reserve(
         let Some(decode) = decode else { return Ok(v1::WriteTargets::default()) };
         let request = v1::TxAllocateRequest {
             writer_endpoint: prefill.node.endpoint.to_vec(),
-            answer_tokens_max: max_tokens,
+            generated_tokens_max: max_tokens,
             ..request(Side::Decode)
         };
         let reply = transaction.allocate(&decode.node, request).await;
         let targets = reply.and_then(|reply| {
-            reply.targets.ok_or_else(|| Status::internal("the node named no place to write to"))
+            reply.targets.ok_or_else(|| Status::internal("the node returned no write targets"))
         });
         targets.map_err(|status| node_fault(scene, &status, decode))
     };
@@ -181,17 +181,17 @@ pub(super) async fn reserve(
         request.fetch_until_block = until;
         let reply = transaction.allocate(&source.node, request).await;
         if let Err(status) = &reply {
-            tracing::info!(node = %source.node.node_id, %status, "the source of a fetch declined");
+            tracing::info!(node = %source.node.node_id, %status, "a fetch source refused");
         }
         Ok(reply.is_ok())
     };
     let (prefill_reply, decode_targets, pinned) =
         tokio::try_join!(on_prefill, on_decode, on_source)?;
-    let held_blocks = prefill_reply.held_blocks;
+    let cached_blocks = prefill_reply.cached_blocks;
     let fetch = source.zip(prefill_reply.targets).map(|(source, targets)| Fetch {
         source: source.clone(),
         targets,
         pinned,
     });
-    Ok(Reserved { held_blocks, decode_targets, fetch, routed_blocks })
+    Ok(Reserved { cached_blocks, decode_targets, fetch, routed_blocks })
 }

@@ -45,8 +45,8 @@ impl Scheduler for SchedulerService {
         let mut reply = match tokio::task::spawn_blocking(schedule).await {
             Ok(reply) => reply.map(Response::new),
             Err(error) => {
-                tracing::error!(%error, "a schedule call broke off");
-                Err(Status::internal("the call broke off"))
+                tracing::error!(%error, "a schedule call failed");
+                Err(Status::internal("the schedule call failed"))
             }
         };
         if let Some(header) = header {
@@ -73,7 +73,7 @@ fn schedule(
     }
     if prompt_tokens.saturating_add(request.max_tokens) > model.context_tokens {
         return Err(Status::invalid_argument(format!(
-            "{prompt_tokens} prompt tokens and {} answer tokens are more than the {} of the model",
+            "{prompt_tokens} prompt tokens and {} generated tokens exceed the context of {} tokens",
             request.max_tokens, model.context_tokens
         )));
     }
@@ -144,7 +144,7 @@ fn instance(target: &EngineTarget, chosen: &Chosen) -> v1::InstancePlacement {
         instance_id: target.instance_id.to_string(),
         engine_address: target.engine_address.to_string(),
         node_address: target.node.address.to_string(),
-        held_blocks: chosen.held_blocks,
+        cached_blocks: chosen.cached_blocks,
     }
 }
 

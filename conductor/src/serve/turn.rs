@@ -33,12 +33,12 @@ pub(super) async fn wait(
     loop {
         tokio::select! {
             turn = ticket.turn() => turn.map_err(|_| {
-                let reason = "requests of others wait that have less waiting";
+                let reason = "the admission queue is full, and other tenants use less of it";
                 serving.refused_turn(&job.model, TOO_MANY, reason.to_owned())
             })?,
             () = sleep_until(too_late) => {
                 ticket.refused();
-                let reason = "its first token would come too late after its turn";
+                let reason = "the request missed its TTFT objective in the admission queue";
                 let limit = OverloadReason::Ttft.label();
                 return Err(serving.refused_turn(&job.model, limit, reason.to_owned()));
             }

@@ -53,8 +53,8 @@ impl Memo {
     /// # Errors
     /// When the registry has a counter of this name.
     pub(crate) fn new(bytes_max: u64, registry: &Registry) -> Result<Memo, prometheus::Error> {
-        let help = "Bytes of prompts that were tokenized, and of those whose tokens were there.";
-        let counted = Opts::new("kvasir_conductor_tokenize_bytes_total", help);
+        let help = "Bytes of prompts by the outcome of their lookup in the tokenizer cache.";
+        let counted = Opts::new("kvasir_conductor_tokenizer_cache_bytes_total", help);
         let bytes = IntCounterVec::new(counted, &["outcome"])?;
         registry.register(Box::new(bytes.clone()))?;
         let entries = (bytes_max / ENTRY_BYTES_LIKELY).max(1) as usize;
@@ -75,13 +75,13 @@ impl Memo {
     /// The tokens of a piece of so many bytes.
     pub(super) fn find(&self, key: &PieceKey, bytes: usize) -> Option<Arc<[u32]>> {
         let found = self.pieces.as_ref()?.get(key)?;
-        self.bytes.with_label_values(&["remembered"]).inc_by(bytes as u64);
+        self.bytes.with_label_values(&["hit"]).inc_by(bytes as u64);
         Some(found)
     }
 
     /// So many bytes were tokenized.
     pub(super) fn tokenized(&self, bytes: usize) {
-        self.bytes.with_label_values(&["tokenized"]).inc_by(bytes as u64);
+        self.bytes.with_label_values(&["miss"]).inc_by(bytes as u64);
     }
 
     pub(super) fn keep(&self, key: PieceKey, tokens: &[u32]) {

@@ -1,6 +1,6 @@
 //! From text to tokens: tokenizer and chat template of each configured model.
 //!
-//! Runs on blocking threads, at most `tokenize_parallel` at once, so that a long prompt never
+//! Runs on blocking threads, at most `tokenize_concurrency_max` at once, so that a long prompt never
 //! holds up the reactor. Who waits for a thread is bounded by the requests that are let in. Text
 //! that comes back is made by the engines, not here.
 
@@ -36,21 +36,21 @@ pub(crate) struct ModelText {
 /// What a client's text did not survive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TextError {
-    #[error("this model has no chat template; use /v1/completions")]
+    #[error("The model has no chat template; use /v1/completions.")]
     NoTemplate,
     /// The template refused the messages (`raise_exception`) or failed on them.
-    #[error("the model's chat template does not accept these messages: {0}")]
+    #[error("The chat template of the model rejects these messages: {0}.")]
     Template(String),
-    #[error("the prompt could not be tokenized: {0}")]
+    #[error("Cannot tokenize the prompt: {0}.")]
     Tokenize(String),
     /// A part of the prompt that was named is not one.
     #[error("{why}")]
     Chunk { why: String },
     /// So many tokens at the very least, which is more than there is room for.
-    #[error("the prompt has at least {at_least} tokens")]
+    #[error("The prompt is too long: it has at least {at_least} tokens.")]
     TooLong { at_least: usize },
     /// A thread panicked or the runtime is shutting down.
-    #[error("tokenizing was interrupted")]
+    #[error("Tokenizing the prompt was interrupted.")]
     Interrupted,
 }
 

@@ -51,7 +51,7 @@ impl ChatTemplate {
         let knows_developer = source.contains("developer");
         environment
             .add_template_owned(NAME, source)
-            .map_err(|error| format!("cannot parse its chat template: {error:#}"))?;
+            .map_err(|error| format!("cannot parse the chat template: {error:#}"))?;
         Ok(ChatTemplate { environment, special, knows_developer })
     }
 

@@ -25,7 +25,7 @@ pub(super) struct Recent {
     pub hit_ratio: Option<f64>,
     pub ttft_ms_p50: Option<f64>,
     pub ttft_ms_p99: Option<f64>,
-    pub answer_tokens: u64,
+    pub generated_tokens: u64,
     /// The record is too short for the window: it was full, and its oldest decision is younger.
     pub cut_short: bool,
 }
@@ -60,7 +60,7 @@ pub(super) fn recent(records: &[Arc<Record>], kept: usize, now_unix_ms: u64) -> 
             let ok = outcome.how == "ok";
             recent.answered += u64::from(ok);
             recent.failed += u64::from(!ok && first);
-            recent.answer_tokens += u64::from(outcome.answer_tokens.unwrap_or(0));
+            recent.generated_tokens += u64::from(outcome.generated_tokens.unwrap_or(0));
             if let Some(tokens) = outcome.cached_tokens {
                 prompt += u64::from(record.asked.prompt_tokens);
                 cached += u64::from(tokens);

@@ -78,7 +78,7 @@ async fn state(State(watch): Shared) -> axum::Json<Value> {
         "tokens": {
             "prompt": tokens("prompt"),
             "cached": tokens("cached"),
-            "answer": tokens("answer"),
+            "generated": tokens("generated"),
         },
         "recent": recent(&records, watch.recorder().kept(), now),
         "cluster": watch.front.cluster.overview(),
@@ -101,13 +101,16 @@ async fn decisions(
     asked: Result<Query<Asked>, QueryRejection>,
 ) -> Result<axum::Json<Value>, Response> {
     let Query(Asked { last, full }) = asked.map_err(|rejection| {
-        let why = format!("{}; `last` is a number, `full` is true or false", rejection.body_text());
+        let why = format!(
+            "{}; `last` must be a number, `full` must be true or false",
+            rejection.body_text()
+        );
         refuse(StatusCode::BAD_REQUEST, &why)
     })?;
     let records = watch.recorder().latest();
     let show = |record: &Arc<Record>| if full { record.full() } else { record.summary() };
     let shown: Vec<Value> = records.iter().take(last.unwrap_or(LISTED)).map(show).collect();
-    Ok(axum::Json(json!({ "kept": watch.recorder().kept(), "decisions": shown })))
+    Ok(axum::Json(json!({ "history_max": watch.recorder().kept(), "decisions": shown })))
 }
 
 async fn decision(
@@ -120,8 +123,8 @@ async fn decision(
     let found: Vec<Value> = of_request(&records, &request_id).map(Record::full).collect();
     if found.is_empty() {
         let why = format!(
-            "no decision for a request {:?} is among the latest {}: it may be older, it came to \
-             another conductor, or it was refused before it was placed",
+            "no decision for the request {:?} is among the latest {}: it is older, another \
+             conductor served it, or it was refused before it was placed",
             shown(&request_id),
             records.len(),
         );
@@ -141,8 +144,8 @@ async fn inputs(
     let found: Vec<_> = of_request(&records, &request_id).filter_map(Record::recorded).collect();
     if found.is_empty() {
         let why = format!(
-            "what decisions for a request {:?} were taken from is not kept: see \
-             `decisions_inputs_bytes` of the conductor",
+            "the inputs of decisions for the request {:?} are not recorded: set \
+             `decision_inputs_bytes_max` of the conductor",
             shown(&request_id),
         );
         return Err(refuse(StatusCode::NOT_FOUND, &why));
@@ -161,7 +164,7 @@ fn of_request<'a>(
 
 async fn nothing(request: Request) -> Response {
     let path = shown(request.uri().path());
-    refuse(StatusCode::NOT_FOUND, &format!("there is nothing at {path:?}: see /"))
+    refuse(StatusCode::NOT_FOUND, &format!("the path {path:?} does not exist; see /"))
 }
 
 fn refuse(status: StatusCode, why: &str) -> Response {

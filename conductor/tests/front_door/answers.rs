@@ -46,7 +46,7 @@ const ANSWER: &str = " s5t0 s5t1 s5t2 s5t3 s5t4 s5t5 s5t6";
 #[tokio::test]
 async fn a_chat_is_answered_in_the_shape_of_openai() {
     let cluster =
-        cluster_with(Script { held_blocks: 1, ..Script::default() }, Script::default()).await;
+        cluster_with(Script { cached_blocks: 1, ..Script::default() }, Script::default()).await;
     let long = "words and words and words and more words again and again for a long time";
     let body = with(chat(), json!({"messages": [{"role": "user", "content": long}]}));
     let response = cluster.harness.ask(CHAT, body).await;
@@ -317,7 +317,7 @@ async fn both_sides_are_told_what_they_need_and_nothing_is_aborted_after_success
         assert_eq!(request.lease_ms, 5_000);
         let (writer, answer) = if node == "d" { (&b"p"[..], 3) } else { (&b""[..], 0) };
         assert_eq!(request.writer_endpoint, writer);
-        assert_eq!(request.answer_tokens_max, answer);
+        assert_eq!(request.generated_tokens_max, answer);
     }
     assert_eq!(cluster.world.count(|h| matches!(h, Happened::Push { node: "p", .. })), 1);
     assert_eq!(cluster.world.count(|h| matches!(h, Happened::Abort { .. })), 0);
@@ -349,14 +349,15 @@ async fn who_asks_is_told_where_the_request_went_and_why() {
 async fn an_instance_of_both_roles_serves_alone() {
     let world = World::default();
     let both =
-        Pair::start(&world, "b", Role::Both, Script { held_blocks: 1, ..Script::default() }).await;
+        Pair::start(&world, "b", Role::Both, Script { cached_blocks: 1, ..Script::default() })
+            .await;
     let harness = Harness::start(config(&[&both])).await;
     let prompt: Vec<u32> = (0..40).collect();
     let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 2, "seed": 3});
     let answer = harness.ask(COMPLETIONS, body).await.json();
     assert_eq!(answer["choices"][0]["text"], " s3t0 s3t1");
     assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], BLOCK_TOKENS);
-    assert_eq!(world.count(|h| matches!(h, Happened::Generate { leg: v1::Leg::Whole, .. })), 1);
+    assert_eq!(world.count(|h| matches!(h, Happened::Generate { leg: v1::Phase::Full, .. })), 1);
     assert_eq!(world.count(|h| matches!(h, Happened::Allocate { .. })), 1);
     assert_eq!(world.count(|h| matches!(h, Happened::Push { .. } | Happened::Abort { .. })), 0);
 }

@@ -75,7 +75,7 @@ async fn start(case: &Case, deadline_ms: u64) -> (World, Vec<Pair>, Harness) {
         Pair::start(&world, "d", Role::Decode, case.decode.clone()).await,
     ];
     let mut config = config(&[&pairs[0], &pairs[1]]);
-    config.request_deadline_ms = deadline_ms;
+    config.request_timeout_ms = deadline_ms;
     // So that no lease plays a part, and a hanging allocation is not given up first.
     config.lease_ms = 60_000;
     (world, pairs, Harness::start(config).await)
@@ -112,10 +112,10 @@ async fn a_client_that_goes_leaves_nothing_behind_in_any_phase() {
         asking.abort();
         world.until_all_shares_are_aborted().await;
         engines_are_let_go(&world).await;
-        let metric = format!("kvasir_conductor_transactions_abandoned_total{{phase=\"{phase}\"}}");
+        let metric = format!("kvasir_conductor_transactions_aborted_total{{phase=\"{phase}\"}}");
         assert_eq!(harness.metric(&metric).await, 1.0, "{metric}");
         assert_eq!(harness.metric("kvasir_conductor_choices_in_flight").await, 0.0);
-        let gone = "kvasir_conductor_choices_total{result=\"client_gone\"}";
+        let gone = "kvasir_conductor_choices_total{result=\"client_disconnected\"}";
         assert_eq!(harness.metric(gone).await, 1.0);
     }
 }
@@ -151,7 +151,7 @@ async fn a_client_that_reads_nothing_is_cut_off_and_its_request_cancelled() {
     let prefill = Pair::start(&world, "p", Role::Prefill, Script::default()).await;
     let decode = Pair::start(&world, "d", Role::Decode, big).await;
     let mut config = config(&[&prefill, &decode]);
-    config.write_stall_ms = 300;
+    config.write_stall_timeout_ms = 300;
     let harness = Harness::start(config).await;
     let body =
         json!({"model": "tiny", "prompt": [1, 2], "max_tokens": 400, "stream": true}).to_string();
@@ -163,7 +163,7 @@ async fn a_client_that_reads_nothing_is_cut_off_and_its_request_cancelled() {
     tokio::io::AsyncWriteExt::write_all(&mut socket, request.as_bytes()).await.expect("sends");
     world.until_all_shares_are_aborted().await;
     engines_are_let_go(&world).await;
-    assert_eq!(harness.metric("kvasir_conductor_slow_readers_cut_total").await, 1.0);
+    assert_eq!(harness.metric("kvasir_conductor_slow_clients_disconnected_total").await, 1.0);
     // Others are not disturbed.
     decode.change(|script| script.padding.clear());
     let body = json!({"model": "tiny", "prompt": [1, 2], "max_tokens": 2});
@@ -181,7 +181,7 @@ async fn a_client_that_reads_late_gets_everything_and_keeps_nobody_waiting() {
     let prefill = Pair::start(&world, "p", Role::Prefill, Script::default()).await;
     let decode = Pair::start(&world, "d", Role::Decode, big).await;
     let mut config = config(&[&prefill, &decode]);
-    config.write_stall_ms = 60_000;
+    config.write_stall_timeout_ms = 60_000;
     let harness = Harness::start(config).await;
     let body = json!({"model": "tiny", "prompt": [1, 2], "max_tokens": TOKENS, "stream": true});
     let body = body.to_string();
@@ -203,7 +203,7 @@ async fn a_client_that_reads_late_gets_everything_and_keeps_nobody_waiting() {
     let answer = String::from_utf8(answer).expect("text");
     assert!(answer.contains("data: [DONE]"), "it ends as it should");
     assert!(answer.len() > TOKENS * PADDING_BYTES, "{} bytes", answer.len());
-    assert_eq!(harness.metric("kvasir_conductor_slow_readers_cut_total").await, 0.0);
+    assert_eq!(harness.metric("kvasir_conductor_slow_clients_disconnected_total").await, 0.0);
 }
 
 #[tokio::test]

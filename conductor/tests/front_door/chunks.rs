@@ -77,12 +77,12 @@ impl Bench {
             pairs.push(Pair::start(&world, name, Role::Both, script.clone()).await);
         }
         let mut config = Config {
-            chunks_enabled: true,
+            chunk_reuse_enabled: true,
             steering_enabled: true,
             routes: RoutesConfig { enabled: true, ..RoutesConfig::default() },
             ..config(&pairs.iter().collect::<Vec<_>>())
         };
-        config.decisions_inputs_bytes = 1 << 20;
+        config.decision_inputs_bytes_max = 1 << 20;
         change(&mut config);
         let harness = Harness::start(config).await;
         Bench { world, pairs, harness }
@@ -195,9 +195,9 @@ async fn rows_behind_a_prefix_that_stays_elsewhere_are_nobody_elses() {
 }
 
 /// Of the prompt `b` has as many blocks as it says, and says so again or does not when it is asked for slots.
-async fn with_a_beginning_here(blocks: u32, held_blocks: u32) -> (Bench, Value, Vec<BlockKey>) {
+async fn with_a_beginning_here(blocks: u32, cached_blocks: u32) -> (Bench, Value, Vec<BlockKey>) {
     let prefix = keys::chain(root(""), &prompt(3), BLOCK_TOKENS as usize);
-    let own = Script { held_blocks, ..has(BlockKey::concat(&prefix[..blocks as usize])) };
+    let own = Script { cached_blocks, ..has(BlockKey::concat(&prefix[..blocks as usize])) };
     let holders = [("h", has(BlockKey::concat(&prefix)))];
     let bench = Bench::start_with(own, &holders, |_| ()).await;
     let mut whole = body(3);
@@ -245,7 +245,7 @@ async fn a_first_connection_says_nothing_of_how_long_routes_take_to_open() {
 #[tokio::test]
 async fn what_is_too_large_once_its_holder_is_lost_is_not_called_too_large() {
     let prefix = keys::chain(root(""), &prompt(3), BLOCK_TOKENS as usize);
-    let own = Script { slots: 4, held_blocks: 1, ..has(BlockKey::concat(&prefix[..1])) };
+    let own = Script { slots: 4, cached_blocks: 1, ..has(BlockKey::concat(&prefix[..1])) };
     let holders = [("h", Script { slots: 4, ..has(BlockKey::concat(&prefix)) })];
     let bench = Bench::start_with(own, &holders, |_| ()).await;
     let mut whole = body(3);
@@ -253,10 +253,10 @@ async fn what_is_too_large_once_its_holder_is_lost_is_not_called_too_large() {
     bench.answered(whole.clone(), "route").await;
     assert_eq!(bench.served().1.routed.len(), 1);
     // What is before the blocks that stay elsewhere is gone when it is asked for: all would have to be here.
-    bench.pairs[0].change(|script| script.held_blocks = 0);
+    bench.pairs[0].change(|script| script.cached_blocks = 0);
     let lost = bench.ask(whole.clone(), "route", "").await.expect("no panic");
     assert_eq!(lost.status, 503, "it may well stay there next time: {lost:?}");
-    assert!(lost.text.contains("cannot ask for what lies elsewhere"), "{lost:?}");
+    assert!(lost.text.contains("cannot query a prefix on another node"), "{lost:?}");
     // Where nobody has a beginning of it, that is what is said.
     let mut other = whole;
     other["prompt"] = json!((0..165).map(|token| 700 + token % 90).collect::<Vec<u32>>());
@@ -354,14 +354,14 @@ async fn where_one_of_two_holders_has_lost_it_the_prefix_is_computed_and_the_oth
 
 #[tokio::test]
 async fn nobody_names_chunks_where_they_are_off() {
-    let bench = Bench::start(&[], |config| config.chunks_enabled = false).await;
+    let bench = Bench::start(&[], |config| config.chunk_reuse_enabled = false).await;
     let chat = json!({"model": "tiny", "max_tokens": 2, "kvasir_chunks": [{"text": "a document"}],
         "messages": [{"role": "user", "content": "What is in a document?"}]});
     for (path, body) in [(COMPLETIONS, body(1)), (CHATS, chat)] {
         let refused = bench.harness.ask(path, body).await;
         assert_eq!(refused.status, 400, "{path}: {refused:?}");
         assert_eq!(refused.json()["error"]["param"], "kvasir_chunks");
-        assert!(refused.text.contains("`chunks_enabled` is off"), "{refused:?}");
+        assert!(refused.text.contains("`chunk_reuse_enabled` is off"), "{refused:?}");
     }
     assert_eq!(bench.world.log(), []);
 }
@@ -500,7 +500,7 @@ async fn copies_of_chunks_are_asked_for_a_few_at_a_time_and_have_one_time_togeth
 
     // The first ones take all the time that there is for all of them.
     let hangs = Script { replicate: Reply::Hang, ..has(keys) };
-    let bench = Bench::start(&[("h", hangs)], |config| config.request_deadline_ms = 6_000).await;
+    let bench = Bench::start(&[("h", hangs)], |config| config.request_timeout_ms = 6_000).await;
     bench.answered(body(6), "fetch").await;
     assert_eq!(bench.copied(), 4);
     let (_, generated) = bench.served();

@@ -74,12 +74,12 @@ impl Kept {
     }
 
     fn served(&self) -> usize {
-        let is_answer = |leg| leg != v1::Leg::Prefill;
+        let is_answer = |leg| leg != v1::Phase::Prefill;
         self.world.count(|one| matches!(one, Happened::Generate { leg, .. } if is_answer(*leg)))
     }
 
     async fn refused(&self, reason: &str) -> f64 {
-        let name = format!("kvasir_conductor_contexts_refused_total{{reason=\"{reason}\"}}");
+        let name = format!("kvasir_conductor_context_refusals_total{{reason=\"{reason}\"}}");
         self.harness.metric(&name).await
     }
 
@@ -164,22 +164,22 @@ async fn a_prompt_is_served_once_and_its_whole_blocks_are_kept_where_it_was_comp
 
 #[tokio::test]
 async fn a_context_is_kept_on_as_many_nodes_as_is_asked_for_or_as_the_configuration_says() {
-    let asked = async |kept: &Kept, copies: Value| {
+    let asked = async |kept: &Kept, replicas: Value| {
         let mut body = json!({"model": "tiny", "prompt": prompt(1, BLOCK_TOKENS), "ttl_s": TTL_S});
-        if !copies.is_null() {
-            body["copies"] = copies;
+        if !replicas.is_null() {
+            body["replicas"] = replicas;
         }
         kept.harness.ask(CONTEXTS, body).await
     };
     let last = |kept: &Kept| {
-        let copies = |happened: Happened| match happened {
-            Happened::Keep { request, .. } => Some(request.copies),
+        let replicas = |happened: Happened| match happened {
+            Happened::Keep { request, .. } => Some(request.replicas),
             _ => None,
         };
-        kept.world.log().into_iter().filter_map(copies).next_back()
+        kept.world.log().into_iter().filter_map(replicas).next_back()
     };
     let check = async |default: u8, asks: Value, want: u32| {
-        let change = |config: &mut Config| config.contexts.copies_default = default;
+        let change = |config: &mut Config| config.contexts.replicas_default = default;
         let kept = Kept::start_with(keeps(), change).await;
         let created = asked(&kept, asks).await;
         assert_eq!((created.status, last(&kept)), (200, Some(want)), "{created:?}");
@@ -227,7 +227,7 @@ async fn messages_are_written_as_a_chat_that_begins_with_them_is() {
         [{"role": "system", "content": words}, {"role": "user", "content": "Whose?"}]});
     assert_eq!(kept.harness.ask("/v1/chat/completions", chat).await.status, 200);
     let prompts = kept.world.log().into_iter().filter_map(|happened| match happened {
-        Happened::Generate { leg: v1::Leg::Decode, request, .. } => Some(request.prompt),
+        Happened::Generate { leg: v1::Phase::Decode, request, .. } => Some(request.prompt),
         _ => None,
     });
     let prompts: Vec<Vec<u32>> = prompts.collect();
@@ -244,13 +244,13 @@ async fn messages_are_written_as_a_chat_that_begins_with_them_is() {
 
 #[tokio::test]
 async fn what_cannot_be_read_is_refused_with_the_parameter_to_blame() {
-    let kept = Kept::start_with(keeps(), |config| config.contexts.ttl_max_ms = 7_200_999).await;
+    let kept = Kept::start_with(keeps(), |config| config.contexts.max_ttl_ms = 7_200_999).await;
     let long = prompt(1, 100);
     let messages = json!([{"role": "user", "content": "x"}]);
     for (body, param, says) in [
         (json!({"prompt": long}), "model", "`model` is required"),
         (json!({"model": "tiny"}), "messages", "`messages` or `prompt` is required"),
-        (json!({"model": "tiny", "prompt": long, "messages": messages}), "prompt", "not of both"),
+        (json!({"model": "tiny", "prompt": long, "messages": messages}), "prompt", "not both"),
         (json!({"model": "tiny", "prompt": ["a", "b"]}), "prompt", "token ids"),
         (json!({"model": "tiny", "prompt": 7}), "prompt", "a string or a list of token ids"),
         (json!({"model": "tiny", "prompt": vec![5_000; 64]}), "prompt", "vocabulary"),
@@ -263,7 +263,7 @@ async fn what_cannot_be_read_is_refused_with_the_parameter_to_blame() {
         (
             json!({"model": "tiny", "prompt": long, "chat_template_kwargs": {}}),
             "chat_template_kwargs",
-            "goes with `messages`",
+            "requires `messages`",
         ),
     ] {
         let refused = kept.harness.ask(CONTEXTS, body.clone()).await;
@@ -274,17 +274,22 @@ async fn what_cannot_be_read_is_refused_with_the_parameter_to_blame() {
     }
     let longer = prompt(1, 512);
     let refused = kept.create(&longer).await;
-    assert_refused(&refused, 400, "context_length_exceeded", "at least 1 of the answer");
+    assert_refused(&refused, 400, "context_length_exceeded", "at least 1 for the answer");
     let other = json!({"model": "other", "prompt": long});
     assert_refused(&kept.harness.ask(CONTEXTS, other).await, 404, "model_not_found", "other");
 
     let short = kept.create(&prompt(1, BLOCK_TOKENS - 1)).await;
-    assert_refused(&short, 400, "context_too_short", "has 15 tokens; a context needs at least 16");
+    assert_refused(
+        &short,
+        400,
+        "context_too_short",
+        "has 15 tokens; a context needs at least one block of 16 tokens",
+    );
     assert_eq!(short.json()["error"]["param"], "prompt");
     let body = json!({"model": "tiny", "messages": messages});
     let short = kept.harness.ask(CONTEXTS, body).await;
     assert_eq!(short.json()["error"]["param"], "messages", "{short:?}");
-    assert_eq!(kept.refused("short").await, 2.0);
+    assert_eq!(kept.refused("too_short").await, 2.0);
 
     let id = id_of(&long, "");
     for (body, param) in
@@ -315,8 +320,8 @@ async fn a_context_is_given_another_time_and_ended_at_all_nodes_that_have_it() {
     let id = created["id"].as_str().expect("an id");
     // Another node has it too, for longer.
     let mut there = kept.p.shelf().contexts[&parts_of(id)].clone();
-    there.since_unix_ms -= 50_000;
-    there.until_unix_ms += 50_000;
+    there.created_unix_ms -= 50_000;
+    there.expires_unix_ms += 50_000;
     kept.d.shelf().contexts.insert(parts_of(id), there);
     let merged = kept.harness.get(&at(id)).await.json();
     let time = |of: &Value, name: &str| of[name].as_u64().expect("a time");
@@ -339,7 +344,7 @@ async fn a_context_is_given_another_time_and_ended_at_all_nodes_that_have_it() {
     let ended = kept.harness.delete(&at(id)).await;
     assert_eq!(ended.json(), json!({"id": id, "object": "context.deleted", "deleted": true}));
     assert!(kept.p.shelf().contexts.is_empty() && kept.d.shelf().contexts.is_empty());
-    assert_eq!(kept.counted("dropped").await, 1.0);
+    assert_eq!(kept.counted("deleted").await, 1.0);
     assert_refused(&kept.harness.delete(&at(id)).await, 404, "context_not_found", id);
     assert_refused(&kept.harness.get(&at(id)).await, 404, "context_not_found", id);
     let extended = kept.harness.ask(&at(id), json!({"ttl_s": 1})).await;
@@ -377,10 +382,10 @@ async fn what_no_context_is_called_is_not_found() {
     let id = id_of(&prompt(1, 16), "");
     for wrong in ["x", "ctx_", &id[..67], &id.to_uppercase(), &format!("{id}0"), "%ff", "%00"] {
         let at = at(wrong);
-        assert_refused(&kept.harness.get(&at).await, 404, "context_not_found", "There is no");
-        assert_refused(&kept.harness.delete(&at).await, 404, "context_not_found", "There is no");
+        assert_refused(&kept.harness.get(&at).await, 404, "context_not_found", "does not exist");
+        assert_refused(&kept.harness.delete(&at).await, 404, "context_not_found", "does not exist");
         let extended = kept.harness.ask(&at, json!({"ttl_s": 1})).await;
-        assert_refused(&extended, 404, "context_not_found", "There is no");
+        assert_refused(&extended, 404, "context_not_found", "does not exist");
     }
 }
 
@@ -388,11 +393,11 @@ async fn what_no_context_is_called_is_not_found() {
 async fn pages_of_several_nodes_are_one_list() {
     let kept = Kept::start().await;
     let namespace = keys::namespace(&[7; 32], "f32", "", "").0.to_vec();
-    let of = |tenant: &str, until_unix_ms| Shelved {
+    let of = |tenant: &str, expires_unix_ms| Shelved {
         tenant: tenant.to_owned(),
         blocks: 3,
-        since_unix_ms: 5_000,
-        until_unix_ms,
+        created_unix_ms: 5_000,
+        expires_unix_ms,
     };
     let mut ids = Vec::new();
     for number in 0..45_u8 {
@@ -445,8 +450,8 @@ async fn a_context_of_a_model_that_is_gone_has_no_name_for_it() {
     let kept_there = Shelved {
         tenant: "(nobody)".to_owned(),
         blocks: 3,
-        since_unix_ms: 5_000,
-        until_unix_ms: 10_000,
+        created_unix_ms: 5_000,
+        expires_unix_ms: 10_000,
     };
     kept.p.shelf().contexts.insert((vec![1; 16], vec![2; 16]), kept_there);
     let id = format!("ctx_{}{}", "01".repeat(16), "02".repeat(16));
@@ -458,7 +463,7 @@ async fn a_context_of_a_model_that_is_gone_has_no_name_for_it() {
 
 #[tokio::test]
 async fn nodes_that_do_not_answer_are_not_taken_for_nodes_that_have_nothing() {
-    let kept = Kept::start_with(keeps(), |config| config.contexts.node_call_ms = 200).await;
+    let kept = Kept::start_with(keeps(), |config| config.contexts.node_call_timeout_ms = 200).await;
     let mine = prompt(1, 2 * BLOCK_TOKENS);
     let created = kept.created(&mine).await;
     let id = created["id"].as_str().expect("an id");
@@ -470,16 +475,16 @@ async fn nodes_that_do_not_answer_are_not_taken_for_nodes_that_have_nothing() {
         let listed = kept.list().await;
         assert_eq!((&listed["complete"], &listed["data"][0]["id"]), (&json!(false), &json!(id)));
         assert_eq!(kept.harness.get(&at(id)).await.status, 200, "one that has it is enough");
-        let says = "A store node that may keep this context does not answer";
-        assert_refused(&kept.harness.get(&at(&unknown)).await, 503, "node_unanswered", says);
+        let says = "A store node that may hold this context does not answer";
+        assert_refused(&kept.harness.get(&at(&unknown)).await, 503, "node_unavailable", says);
         let extended = kept.harness.ask(&at(id), json!({"ttl_s": TTL_S})).await;
         assert_eq!(extended.status, 200, "{extended:?}");
         let extended = kept.harness.ask(&at(&unknown), json!({"ttl_s": 9})).await;
-        assert_refused(&extended, 503, "node_unanswered", says);
-        assert_refused(&kept.harness.delete(&at(&unknown)).await, 503, "node_unanswered", says);
+        assert_refused(&extended, 503, "node_unavailable", says);
+        assert_refused(&kept.harness.delete(&at(&unknown)).await, 503, "node_unavailable", says);
     }
     let ended = kept.harness.delete(&at(id)).await;
-    assert_refused(&ended, 503, "node_unanswered", "try again");
+    assert_refused(&ended, 503, "node_unavailable", "try again");
     assert_eq!(ended.headers["retry-after"], "1");
     kept.d.change(|script| {
         (script.list, script.drop, script.keep) = (Reply::Do, Reply::Do, Reply::Do);
@@ -499,7 +504,7 @@ async fn a_node_that_was_never_reached_may_have_contexts() {
     harness.until(CONTEXTS, knows).await;
     assert_eq!(harness.get(CONTEXTS).await.json()["complete"], false);
     let id = id_of(&prompt(1, 16), "");
-    assert_refused(&harness.get(&at(&id)).await, 503, "node_unanswered", "may keep");
+    assert_refused(&harness.get(&at(&id)).await, 503, "node_unavailable", "may hold");
 }
 
 #[tokio::test]
@@ -533,7 +538,7 @@ async fn a_quota_of_what_is_kept_is_429_with_the_nodes_reason() {
 
 #[tokio::test]
 async fn a_node_that_does_not_keep_it_is_followed_by_the_next_one() {
-    let kept = Kept::start_with(keeps(), |config| config.contexts.keep_ms = 100).await;
+    let kept = Kept::start_with(keeps(), |config| config.contexts.persist_timeout_ms = 100).await;
     for (nth, reply) in [Reply::Hang, Reply::Fail(Code::FailedPrecondition)].into_iter().enumerate()
     {
         kept.p.change(|script| script.keep = reply);
@@ -543,13 +548,13 @@ async fn a_node_that_does_not_keep_it_is_followed_by_the_next_one() {
     kept.d.change(|script| script.keep = Reply::Hang);
     let before = kept.served();
     let refused = kept.create(&prompt(7, 64)).await;
-    assert_refused(&refused, 503, "context_not_kept", "does not answer");
+    assert_refused(&refused, 503, "context_not_persisted", "does not answer");
     assert_eq!(refused.headers["retry-after"], "1");
     assert_eq!(kept.served() - before, 3, "as many attempts as a request has");
-    assert_eq!(kept.refused("unanswered").await, 1.0);
+    assert_eq!(kept.refused("node_unavailable").await, 1.0);
     kept.d.change(|script| script.keep = Reply::Fail(Code::FailedPrecondition));
     let refused = kept.create(&prompt(8, 64)).await;
-    assert_refused(&refused, 503, "context_not_kept", "says: as the script says");
+    assert_refused(&refused, 503, "context_not_persisted", "refused it: as the script says");
 }
 
 #[tokio::test]
@@ -570,9 +575,14 @@ async fn of_a_part_nothing_is_kept() {
     }
     let mine = prompt(1, 4 * BLOCK_TOKENS);
     let refused = kept.create(&mine).await;
-    assert_refused(&refused, 503, "context_not_kept", "gone before they could be kept");
+    assert_refused(
+        &refused,
+        503,
+        "context_not_persisted",
+        "evicted before they could be persisted",
+    );
     assert!(kept.p.shelf().contexts.is_empty() && kept.d.shelf().contexts.is_empty());
-    assert_eq!(kept.refused("not_kept").await, 1.0);
+    assert_eq!(kept.refused("not_persisted").await, 1.0);
 
     let part = kept.created(&mine[..2 * BLOCK_TOKENS as usize]).await;
     let part = part["id"].as_str().expect("an id");
@@ -596,13 +606,14 @@ async fn a_prompt_that_cannot_be_served_is_refused_as_any_request_is() {
 
 #[tokio::test]
 async fn so_many_are_created_at_once_and_no_more() {
-    let kept = Kept::start_with(keeps(), |config| config.contexts.creates_running_max = 1).await;
+    let kept = Kept::start_with(keeps(), |config| config.contexts.concurrent_creates_max = 1).await;
     kept.d.change(|script| script.decode = Leg::Hold);
     let first = prompt(1, 64);
     let (first, second) = tokio::join!(kept.create(&first), async {
         kept.world
             .until("it is served", |log| {
-                log.iter().any(|one| matches!(one, Happened::Generate { leg: v1::Leg::Decode, .. }))
+                log.iter()
+                    .any(|one| matches!(one, Happened::Generate { leg: v1::Phase::Decode, .. }))
             })
             .await;
         let second = kept.create(&prompt(2, 64)).await;
@@ -611,16 +622,16 @@ async fn so_many_are_created_at_once_and_no_more() {
     });
     assert_eq!(first.status, 200, "{first:?}");
     assert_refused(&second, 429, "rate_limit_exceeded", "Too many contexts");
-    assert_eq!(second.json()["error"]["reason"], "contexts");
+    assert_eq!(second.json()["error"]["reason"], "too_many_contexts");
     assert_eq!(second.headers["retry-after"], "1");
-    assert_eq!(kept.refused("busy").await, 1.0);
+    assert_eq!(kept.refused("too_many").await, 1.0);
     assert_eq!(kept.create(&prompt(2, 64)).await.status, 200);
 }
 
 #[tokio::test]
 async fn a_deadline_ends_a_create() {
     let kept = Kept::start_with(keeps(), |config| {
-        config.request_deadline_ms = 1_000;
+        config.request_timeout_ms = 1_000;
         config.ttft_objective_ms = 1_000;
     })
     .await;
@@ -628,7 +639,7 @@ async fn a_deadline_ends_a_create() {
         pair.change(|script| script.keep = Reply::Hang);
     }
     let refused = kept.create(&prompt(1, 64)).await;
-    assert_refused(&refused, 504, "deadline_exceeded", "while keeping the context");
+    assert_refused(&refused, 504, "deadline_exceeded", "while persisting the context");
 }
 
 /// A conductor with two tenants, `a` and `b`, in front of the same nodes.
@@ -710,7 +721,7 @@ async fn nobody_sees_or_touches_the_contexts_of_others() {
     // Requests of this kind count like others, also those that found nothing: of its five a minute `b` has used four.
     assert_eq!(send(&keyed, "GET", CONTEXTS, "b", None).await.status, 200);
     let over = send(&keyed, "GET", CONTEXTS, "b", None).await;
-    assert_refused(&over, 429, "rate_limit_exceeded", "5 requests a minute");
+    assert_refused(&over, 429, "rate_limit_exceeded", "5 requests per minute");
 }
 
 #[test]
@@ -736,7 +747,7 @@ async fn what_is_computed_for_a_context_is_to_be_kept_whatever_is_said_of_reques
     let kept = Kept::start().await;
     let body = json!({"model": "tiny", "prompt": prompt(1, 200), "ttl_s": TTL_S});
     let request = kept.harness.client.post(format!("{}{CONTEXTS}", kept.harness.url));
-    let request = request.header("x-kvasir-cache", "ephemeral").body(body.to_string());
+    let request = request.header("x-kvasir-cache-class", "ephemeral").body(body.to_string());
     let created = Response::read(request.send().await.expect("an answer")).await;
     assert_eq!(created.status, 200, "{created:?}");
     let is_normal =

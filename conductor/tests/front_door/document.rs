@@ -73,7 +73,7 @@ async fn every_status_in_the_document_is_answered() {
     let mut seen = Vec::new();
     let plain = Answered::start(|config| {
         config.body_bytes_max = 2 << 20;
-        config.body_read_ms = 60_000;
+        config.body_read_timeout_ms = 60_000;
     })
     .await;
     seen.push(plain.expect(200, |path| body(path, "x")).await);
@@ -95,7 +95,7 @@ async fn every_status_in_the_document_is_answered() {
         assert_eq!(keyed.harness.get(path).await.status, 401);
     }
 
-    let full = Answered::start(|config| config.choices_running_max = 1).await;
+    let full = Answered::start(|config| config.running_choices_max = 1).await;
     full.pairs[1].change(|script| script.decode = Leg::HangAfter(1));
     let mut streamed = body(ASKING[1], "x");
     streamed["max_tokens"] = 2.into();
@@ -104,7 +104,7 @@ async fn every_status_in_the_document_is_answered() {
     seen.push(full.expect(429, |path| body(path, "x")).await);
     drop(running);
 
-    let short = Answered::start(|config| config.request_deadline_ms = 1).await;
+    let short = Answered::start(|config| config.request_timeout_ms = 1).await;
     // Megabytes take more than a millisecond to read.
     seen.push(short.expect(504, |path| body(path, &"x".repeat(6 << 20))).await);
 
@@ -115,7 +115,7 @@ async fn every_status_in_the_document_is_answered() {
     assert_eq!(alone.get("/readyz").await.status, 503);
     seen.push(503);
 
-    let waiting = Answered::start(|config| config.body_read_ms = 50).await;
+    let waiting = Answered::start(|config| config.body_read_timeout_ms = 50).await;
     for path in ASKING {
         let mut socket =
             tokio::net::TcpStream::connect(waiting.harness.address).await.expect("connects");

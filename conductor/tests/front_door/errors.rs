@@ -295,11 +295,11 @@ async fn readyz_waits_for_a_model_that_clients_may_ask_for() {
     let mut config = config(&[&pair]);
     config.models[0].name = "other".to_owned();
     let harness = Harness::start_unready(config).await;
-    harness.until_metric("kvasir_conductor_nodes_warm", |nodes| nodes == 1.0).await;
+    harness.until_metric("kvasir_conductor_nodes_synced", |nodes| nodes == 1.0).await;
     harness.until_metric("kvasir_conductor_instances", |instances| instances == 1.0).await;
     let response = harness.get("/readyz").await;
     assert_eq!(response.status, 503, "{response:?}");
-    assert!(response.text.contains("no model of the configuration is served"), "{response:?}");
+    assert!(response.text.contains("no configured model is available"), "{response:?}");
 }
 
 #[tokio::test]

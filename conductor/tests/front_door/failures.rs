@@ -62,7 +62,7 @@ async fn check(what: &str, bad_prefill: Script, bad_decode: Script) {
                 log.iter().any(|happened| match happened {
                     Happened::GenerateOver {
                         tx: at,
-                        leg: kvasir_proto::v1::Leg::Decode,
+                        leg: kvasir_proto::v1::Phase::Decode,
                         finished,
                         ..
                     } => *at == tx && *finished,
@@ -138,7 +138,10 @@ async fn nobody_with_room_is_429_with_retry_after() {
     assert!(seconds >= 1);
     let error = &response.json()["error"];
     assert_eq!(error["code"], "rate_limit_exceeded");
-    assert_eq!((&error["type"], &error["reason"]), (&json!("rate_limit_error"), &json!("no_room")));
+    assert_eq!(
+        (&error["type"], &error["reason"]),
+        (&json!("rate_limit_error"), &json!("no_capacity"))
+    );
     world.until_all_shares_are_aborted().await;
     let attempts = world.count(|h| matches!(h, Happened::Allocate { node: "p1" | "p2", .. }));
     assert!(attempts <= 3, "{attempts} attempts");
@@ -250,8 +253,11 @@ async fn no_room_for_the_rest_of_an_answer_is_told_as_such() {
     let events = response.events();
     let error = &events.last().expect("events")["error"];
     assert_eq!(error["code"], "rate_limit_exceeded", "{error}");
-    assert_eq!(error["reason"], "no_room", "{error}");
-    assert!(error["message"].as_str().expect("text").contains("no room for more"), "{error}");
+    assert_eq!(error["reason"], "no_capacity", "{error}");
+    assert!(
+        error["message"].as_str().expect("text").contains("no capacity for the rest of the answer"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -268,14 +274,14 @@ async fn a_node_that_answers_no_renewal_before_the_hand_over_is_made_good_elsewh
         ];
         let mut config = config(&pairs.iter().collect::<Vec<_>>());
         config.lease_ms = 1_000;
-        config.request_deadline_ms = 30_000;
+        config.request_timeout_ms = 30_000;
         let harness = Harness::start(config).await;
         let responses = join_all((0..AT_ONCE).map(|_| harness.ask(COMPLETIONS, body()))).await;
         for response in responses {
             assert_eq!(response.status, 200, "{bad}: {response:?}");
         }
         assert!(tried(&world, bad), "{bad} was never tried");
-        assert!(harness.metric("kvasir_conductor_renewals_lost_total").await >= 1.0);
+        assert!(harness.metric("kvasir_conductor_lease_renewals_failed_total").await >= 1.0);
         let retries = "kvasir_conductor_retries_total{phase=\"prefilling\"}";
         assert!(harness.metric(retries).await >= 1.0, "{bad}");
     };
@@ -337,7 +343,7 @@ async fn lone_pair(world: &World, prefill: Script, decode: Script) -> ([Pair; 2]
     (pairs, Harness::start(config).await)
 }
 
-const LOSSES: &str = "kvasir_conductor_node_losses_total{reason=\"ended\"}";
+const LOSSES: &str = "kvasir_conductor_node_disconnects_total{reason=\"ended\"}";
 
 #[tokio::test]
 async fn a_connection_that_breaks_does_not_end_the_service_of_an_only_instance() {
@@ -371,7 +377,7 @@ async fn a_renewal_that_breaks_with_the_connection_is_made_again() {
     };
     let (response, ()) = tokio::join!(harness.ask(COMPLETIONS, body()), breaking);
     assert_eq!(response.status, 200, "{response:?}");
-    assert_eq!(harness.metric("kvasir_conductor_renewals_lost_total").await, 0.0);
+    assert_eq!(harness.metric("kvasir_conductor_lease_renewals_failed_total").await, 0.0);
     assert_eq!(world.count(|h| matches!(h, Happened::Allocate { .. })), 2, "one attempt");
 }
 
@@ -441,7 +447,7 @@ async fn an_instance_counts_as_failed_until_its_next_first_token() {
         let script = Script { decode, ..Script::default() };
         let (_pairs, harness) = lone_pair(&world, Script::default(), script).await;
         harness.ask(COMPLETIONS, body()).await;
-        let failed = harness.metric("kvasir_conductor_instances_failed").await;
+        let failed = harness.metric("kvasir_conductor_instances_unhealthy").await;
         assert_eq!(failed, want, "{decode:?}");
     };
     check(Leg::Do, 0.0).await;
@@ -474,9 +480,9 @@ async fn a_node_that_misses_an_abort_is_told_again() {
     let harness = Harness::start(config(&[&pairs[0], &pairs[1]])).await;
     assert_eq!(harness.ask(COMPLETIONS, body()).await.status, 400);
     world.until_all_shares_are_aborted().await;
-    let told = "kvasir_conductor_aborts_total{result=\"told\"}";
+    let told = "kvasir_conductor_abort_calls_total{result=\"confirmed\"}";
     harness.until_metric(told, |count| count >= 2.0).await;
-    assert_eq!(harness.metric("kvasir_conductor_aborts_in_flight").await, 0.0);
+    assert_eq!(harness.metric("kvasir_conductor_abort_calls_in_flight").await, 0.0);
 }
 
 #[tokio::test]

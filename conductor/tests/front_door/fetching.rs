@@ -20,7 +20,7 @@ async fn check(what: &str, source: Script, commit: Option<(u32, bool)>) {
     let world = World::default();
     let source = Script { keys: prompt_keys(&prompt()), ..source };
     let pairs = [
-        Pair::start(&world, "p", Role::Prefill, Script { held_blocks: 2, ..Script::default() })
+        Pair::start(&world, "p", Role::Prefill, Script { cached_blocks: 2, ..Script::default() })
             .await,
         Pair::start(&world, "d", Role::Decode, source).await,
     ];
@@ -48,7 +48,9 @@ async fn check(what: &str, source: Script, commit: Option<(u32, bool)>) {
     let commits: Vec<(u32, bool)> = log
         .iter()
         .filter_map(|happened| match happened {
-            Happened::Commit { good_blocks, source_lost, .. } => Some((*good_blocks, *source_lost)),
+            Happened::Commit { valid_blocks, source_lost, .. } => {
+                Some((*valid_blocks, *source_lost))
+            }
             _ => None,
         })
         .collect();

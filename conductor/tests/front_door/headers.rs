@@ -13,10 +13,10 @@ async fn cluster() -> (World, Vec<Pair>, Harness) {
         Pair::start(&world, "d", Role::Decode, Script::default()).await,
     ];
     let config = kvasir_conductor::Config {
-        request_deadline_ms: 90_000,
-        ttft_objective_ms_max: Some(90_000),
-        tbt_objective_ms_max: Some(60_000),
-        tbt_objective_ms_min: 2,
+        request_timeout_ms: 90_000,
+        ttft_objective_max_ms: Some(90_000),
+        tbt_objective_max_ms: Some(60_000),
+        tbt_objective_min_ms: 2,
         ..config(&[&pairs[0], &pairs[1]])
     };
     let harness = Harness::start(config).await;
@@ -52,7 +52,7 @@ async fn a_request_may_have_objectives_of_its_own_within_bounds() {
     // A step is predicted to take longer: the profile says so.
     let refused = ask(&harness, &[(TPOT, "2")]).await;
     assert_eq!(refused.status, 429, "{refused:?}");
-    assert!(refused.text.contains("between tokens"), "{refused:?}");
+    assert!(refused.text.contains("can meet the TBT objective"), "{refused:?}");
     assert_eq!(refused.json()["error"]["reason"], "tbt");
     assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
     for (name, value) in [
@@ -117,7 +117,7 @@ fn classes(world: &World) -> Vec<(Side, v1::CacheClass)> {
 
 #[tokio::test]
 async fn a_request_says_whether_its_blocks_are_kept_and_both_nodes_hear_of_it() {
-    const CACHE: &str = "x-kvasir-cache";
+    const CACHE: &str = "x-kvasir-cache-class";
     use v1::CacheClass::{Ephemeral, Normal};
     for (headers, want) in [
         (&[][..], Normal),
@@ -134,7 +134,7 @@ async fn a_request_says_whether_its_blocks_are_kept_and_both_nodes_hear_of_it() 
         assert_eq!(refused.status, 400, "{wrong:?}: {refused:?}");
         let error = &refused.json()["error"];
         assert_eq!(error["param"], CACHE);
-        assert_eq!(error["message"], "`x-kvasir-cache` must be `normal` or `ephemeral`.");
+        assert_eq!(error["message"], "`x-kvasir-cache-class` must be `normal` or `ephemeral`.");
     }
     assert_eq!(classes(&world), [], "nothing was reserved for any of them");
 }

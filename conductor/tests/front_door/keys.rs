@@ -39,7 +39,7 @@ impl Keyed {
         ];
         let config = Config {
             api_keys_file: Some(file.clone()),
-            reload_ms: 10,
+            reload_interval_ms: 10,
             body_bytes_max: 2 << 20,
             ..config(&[&pairs[0], &pairs[1]])
         };
@@ -114,7 +114,7 @@ async fn whoever_has_no_valid_key_is_401_and_told_nothing_else() {
             assert!(!open.text.contains(secret), "{path} tells {secret}");
         }
     }
-    assert_eq!(keyed.harness.metric("kvasir_conductor_unauthenticated_total").await, 10.0);
+    assert_eq!(keyed.harness.metric("kvasir_conductor_unauthenticated_requests_total").await, 10.0);
 }
 
 #[tokio::test]
@@ -188,9 +188,9 @@ async fn requests_beyond_those_a_minute_are_429_until_there_are_new_ones() {
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
     assert_eq!(refused.json()["error"]["reason"], "quota_requests_per_minute");
     assert!((1..=60).contains(&retry_after_s(&refused)), "{refused:?}");
-    assert!(refused.text.contains("1 requests a minute"), "{refused:?}");
+    assert!(refused.text.contains("1 requests per minute"), "{refused:?}");
     assert_eq!(keyed.send("/v1/models", Some("Bearer first-key"), None).await.status, 200);
-    let counted = "kvasir_conductor_over_quota_total{quota=\"requests\"}";
+    let counted = "kvasir_conductor_quota_refusals_total{quota=\"requests\"}";
     assert_eq!(keyed.harness.metric(counted).await, 1.0);
 }
 
@@ -206,7 +206,7 @@ async fn tokens_of_prompts_and_answers_count_together() {
     let refused = keyed.ask(FIRST_KEY, &body(1, 1)).await;
     assert_refused(&refused, 429, "rate_limit_exceeded");
     assert!((1..=45).contains(&retry_after_s(&refused)), "{refused:?}");
-    assert!(refused.text.contains("4 tokens a minute"), "{refused:?}");
+    assert!(refused.text.contains("4 tokens per minute"), "{refused:?}");
     assert_eq!(refused.json()["error"]["reason"], "quota_tokens_per_minute");
     let prompts = keyed.world.count(|h| matches!(h, Happened::Allocate { node: "p", .. }));
     assert_eq!(prompts, 1, "it is refused before anything is reserved");
@@ -214,7 +214,7 @@ async fn tokens_of_prompts_and_answers_count_together() {
 
 #[tokio::test]
 async fn requests_at_once_are_bounded_and_end_when_their_answers_do() {
-    let keyed = limited("requests_running_max = 1").await;
+    let keyed = limited("running_requests_max = 1").await;
     keyed.pairs[1].change(|script| script.decode = Leg::HangAfter(1));
     let mut streamed = body(3, 2);
     streamed["stream"] = true.into();
@@ -223,7 +223,7 @@ async fn requests_at_once_are_bounded_and_end_when_their_answers_do() {
     let refused = keyed.ask(FIRST_KEY, &body(3, 1)).await;
     assert_refused(&refused, 429, "rate_limit_exceeded");
     assert!(retry_after_s(&refused) >= 1);
-    assert_eq!(refused.json()["error"]["reason"], "quota_requests_running");
+    assert_eq!(refused.json()["error"]["reason"], "quota_running_requests");
     drop(running);
     keyed.world.until_all_shares_are_aborted().await;
     keyed.pairs[1].change(|script| script.decode = Leg::Do);
@@ -249,13 +249,13 @@ async fn a_changed_file_is_taken_without_dropping_a_request() {
     // What is wrong is not taken.
     std::fs::write(&keyed.file, "[[tenants]]\nname = \"a\"\n").expect("writes");
     let reloads = "kvasir_conductor_reloads_total";
-    let refused = format!("{reloads}{{file=\"api_keys\",result=\"refused\"}}");
+    let refused = format!("{reloads}{{file=\"api_keys\",result=\"rejected\"}}");
     keyed.harness.until_metric(&refused, |count| count >= 1.0).await;
     assert_eq!(models("Bearer first-key").await, 200);
 
     let only_second = two_tenants().split_off(two_tenants().rfind("[[").expect("two"));
     std::fs::write(&keyed.file, only_second).expect("writes");
-    let taken = format!("{reloads}{{file=\"api_keys\",result=\"taken\"}}");
+    let taken = format!("{reloads}{{file=\"api_keys\",result=\"accepted\"}}");
     keyed.harness.until_metric(&taken, |count| count == 1.0).await;
     assert_eq!(models("Bearer first-key").await, 401);
     assert_eq!(models("Bearer second-key").await, 200);
@@ -313,31 +313,34 @@ async fn a_file_that_cannot_be_right_keeps_the_conductor_from_starting() {
         let config = Config { api_keys_file: Some(file.clone()), ..config(&[]) };
         Conductor::bind(config).await.expect_err("cannot start").to_string()
     };
-    assert!(start().await.contains("cannot be read"), "{}", start().await);
+    assert!(start().await.contains("cannot read "), "{}", start().await);
     std::fs::write(folder.path().join("empty"), "\n").expect("writes");
     let other = "0".repeat(64);
     for (text, want) in [
-        ("tenants = 1".to_owned(), "invalid type in line 1"),
-        ("[[tenants]]\nname = \"a\"\nkeys = [\"secret\"]".to_owned(), "in line 3"),
-        ("[[tenants]]\nname = secret".to_owned(), "in line 2"),
+        ("tenants = 1".to_owned(), "line 1: invalid type"),
+        ("[[tenants]]\nname = \"a\"\nkeys = [\"secret\"]".to_owned(), "line 3: "),
+        ("[[tenants]]\nname = secret".to_owned(), "line 2: "),
         ("[[tenants]]\nname = \"a\"".to_owned(), "missing field `keys`"),
         ("[[tenants]]\nname = \"\"\nkeys = []".to_owned(), "`name` must have"),
-        ("[[tenants]]\nname = \"a\\u0000b\"\nkeys = []".to_owned(), "no control characters"),
-        ("[[tenants]]\nname = \"a\"\nkeys = []\nkey = 1".to_owned(), "unknown field in line"),
+        (
+            "[[tenants]]\nname = \"a\\u0000b\"\nkeys = []".to_owned(),
+            "must not contain control characters",
+        ),
+        ("[[tenants]]\nname = \"a\"\nkeys = []\nkey = 1".to_owned(), ": unknown field"),
         ("[[tenants]]\nname = \"a\"\nkeys = [{ sha256 = \"secret\" }]".to_owned(), "64 hex"),
         ("[[tenants]]\nname = \"a\"\nkeys = [{}]".to_owned(), "either `sha256` or `file`"),
         (
             "[[tenants]]\nname = \"a\"\nkeys = [{ file = \"secret\" }]".to_owned(),
-            "tenant \"a\": `keys[0]`: its file cannot be read: entity not found",
+            "tenant \"a\": `keys[0]`: cannot read the file: entity not found",
         ),
-        ("[[tenants]]\nname = \"a\"\nkeys = []\nsecret = 1".to_owned(), "unknown field in line"),
+        ("[[tenants]]\nname = \"a\"\nkeys = []\nsecret = 1".to_owned(), ": unknown field"),
         (
             "[[tenants]]\nname = \"a\"\nkeys = [{ file = \"empty\" }]".to_owned(),
-            "one key in visible",
+            "one key of visible",
         ),
-        (sha256_of_everybody("secret"), "`keys[0]` is a key that everybody knows"),
-        (sha256_of_everybody("test"), "`keys[0]` is a key that everybody knows"),
-        (sha256_of_everybody(""), "`keys[0]` is a key that everybody knows"),
+        (sha256_of_everybody("secret"), "`keys[0]` is a well-known key"),
+        (sha256_of_everybody("test"), "`keys[0]` is a well-known key"),
+        (sha256_of_everybody(""), "`keys[0]` is a well-known key"),
         (
             "[[tenants]]\nname = \"a\"\nkeys = []\nrequests_per_minute = 0".to_owned(),
             "`requests_per_minute` must be at least 1",
@@ -346,24 +349,27 @@ async fn a_file_that_cannot_be_right_keeps_the_conductor_from_starting() {
             format!(
                 "[[tenants]]\nname = \"a\"\nkeys = [{{ sha256 = \"{other}\" }}, {{ sha256 = \"{other}\" }}]"
             ),
-            "twice",
+            "`keys[1]` is already defined",
         ),
         (
             "[[tenants]]\nname = \"(nobody)\"\nkeys = []".to_owned(),
-            "`name` is what callers without a key are called",
+            "`name` is reserved for callers without a key",
         ),
-        (format!("{0}{0}", "[[tenants]]\nname = \"a\"\nkeys = []\n"), "stands in it twice"),
+        (
+            format!("{0}{0}", "[[tenants]]\nname = \"a\"\nkeys = []\n"),
+            "tenant \"a\" is defined twice",
+        ),
         (
             "[[tenants]]\nname = \"a\"\nkeys = []\nweight = 0".to_owned(),
             "`weight` must be between 1 and 1000",
         ),
         (
             "[[tenants]]\nname = \"a\"\nkeys = []\npriority = \"secret\"".to_owned(),
-            "unknown variant in line",
+            ": unknown variant",
         ),
         (
             "[[tenants]]\nname = \"a\"\nkeys = []\npriority_max = \"low\"".to_owned(),
-            "`priority_max`, low, must not be less than `priority`, normal",
+            "`priority_max` (low) must not be lower than `priority` (normal)",
         ),
     ] {
         std::fs::write(&file, &text).expect("writes");
@@ -378,7 +384,7 @@ async fn a_key_says_whether_blocks_are_kept_and_a_header_says_otherwise() {
     let keys = format!(
         "[[tenants]]\nname = \"a\"\nkeys = [\n\
          {{ sha256 = \"{FIRST_HASH}\" }},\n\
-         {{ file = \"second\", cache = \"ephemeral\" }},\n]\n"
+         {{ file = \"second\", cache_class = \"ephemeral\" }},\n]\n"
     );
     let keyed = Keyed::start(&keys).await;
     let url = format!("{}{COMPLETIONS}", keyed.harness.url);
@@ -386,7 +392,7 @@ async fn a_key_says_whether_blocks_are_kept_and_a_header_says_otherwise() {
         let begun = keyed.world.log().len();
         let mut request = keyed.harness.client.post(&url).bearer_auth(key);
         if let Some(header) = header {
-            request = request.header("x-kvasir-cache", header);
+            request = request.header("x-kvasir-cache-class", header);
         }
         let answer = request.body(body(3, 1).to_string()).send().await.expect("an answer");
         assert_eq!(Response::read(answer).await.status, 200);
@@ -408,7 +414,7 @@ async fn a_key_says_whether_blocks_are_kept_and_a_header_says_otherwise() {
     }
     // A class that there is not is not taken.
     std::fs::write(&keyed.file, keys.replace("ephemeral", "context")).expect("writes");
-    let refused = "kvasir_conductor_reloads_total{file=\"api_keys\",result=\"refused\"}";
+    let refused = "kvasir_conductor_reloads_total{file=\"api_keys\",result=\"rejected\"}";
     keyed.harness.until_metric(refused, |count| count >= 1.0).await;
     assert_eq!(classes("second-key", None).await, [Ephemeral; 2]);
 }

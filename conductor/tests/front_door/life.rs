@@ -9,7 +9,7 @@ use crate::support::{Happened, Harness, Leg, Pair, Role, Script, World, config};
 
 const COMPLETIONS: &str = "/v1/completions";
 
-async fn streaming(drain_ms: u64) -> (World, Vec<Pair>, Harness, reqwest::Response) {
+async fn streaming(drain_timeout_ms: u64) -> (World, Vec<Pair>, Harness, reqwest::Response) {
     let world = World::default();
     let decode = Script { decode: Leg::Hold, ..Script::default() };
     let pairs = vec![
@@ -18,7 +18,7 @@ async fn streaming(drain_ms: u64) -> (World, Vec<Pair>, Harness, reqwest::Respon
     ];
     pairs[1].change(|script| script.decode = Leg::HangAfter(1));
     let mut config = config(&[&pairs[0], &pairs[1]]);
-    config.drain_ms = drain_ms;
+    config.drain_timeout_ms = drain_timeout_ms;
     let harness = Harness::start(config).await;
     let body = json!({"model": "tiny", "prompt": [1], "max_tokens": 2, "stream": true});
     let response = harness.open(COMPLETIONS, body.to_string()).await;
@@ -68,7 +68,7 @@ async fn draining_lets_requests_in_flight_end() {
 
 #[tokio::test]
 async fn a_conductor_without_work_ends_at_once() {
-    let harness = Harness::start_unready(Config { drain_ms: 60_000, ..config(&[]) }).await;
+    let harness = Harness::start_unready(Config { drain_timeout_ms: 60_000, ..config(&[]) }).await;
     // An idle connection does not hold it up.
     assert_eq!(harness.get("/healthz").await.status, 200);
     harness.shutdown.cancel();
@@ -89,11 +89,12 @@ async fn what_keeps_it_from_starting_is_one_clear_sentence() {
     };
     check(&|config| config.listen = address, &format!("cannot listen on {address}")).await;
     check(&|config| config.grpc_listen = address, &format!("cannot listen on {address}")).await;
-    check(&|config| config.request_deadline_ms = 0, "`request_deadline_ms`").await;
+    check(&|config| config.request_timeout_ms = 0, "`request_timeout_ms`").await;
     check(&|config| config.lease_ms = 999, "`lease_ms` must be at least 1000, not 999").await;
     check(&|config| config.kvcache_balancing_threshold = f64::NAN, "`kvcache_balancing_threshold`")
         .await;
-    check(&|config| config.rank_stretch = -1.0, "`rank_stretch`").await;
+    check(&|config| config.shortest_prefill_first_factor = -1.0, "`shortest_prefill_first_factor`")
+        .await;
     check(&|config| config.models.push(config.models[0].clone()), "\"tiny\" twice").await;
     check(&|config| config.models[0].path = "/nowhere".into(), "/nowhere/tokenizer.json").await;
 }

@@ -54,7 +54,7 @@ async fn a_body_that_is_too_large_is_refused_and_the_next_request_served() {
 async fn bodies_together_are_bounded() {
     let (_, _pairs, harness) = start(Script::default(), |config| {
         config.body_bytes_max = 1 << 20;
-        config.bodies_bytes_max = 1 << 20;
+        config.buffered_bodies_bytes_max = 1 << 20;
     })
     .await;
     // This one never comes to its end.
@@ -62,7 +62,7 @@ async fn bodies_together_are_bounded() {
     let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n");
     socket.write_all(head.as_bytes()).await.expect("sends");
     socket.write_all(&vec![b' '; 900_000]).await.expect("sends");
-    let held = "kvasir_conductor_bodies_bytes";
+    let held = "kvasir_conductor_request_body_bytes";
     harness.until_metric(held, |bytes| bytes >= 900_000.0).await;
     let body = format!("{}{}", " ".repeat(500_000), json!({"model": "tiny", "prompt": "x"}));
     let response = harness.post(COMPLETIONS, body.clone()).await;
@@ -76,8 +76,8 @@ async fn bodies_together_are_bounded() {
 #[tokio::test]
 async fn a_body_that_does_not_come_is_408_and_headers_that_do_not_come_close() {
     let (_, _pairs, harness) = start(Script::default(), |config| {
-        config.body_read_ms = 100;
-        config.header_read_ms = 3_000;
+        config.body_read_timeout_ms = 100;
+        config.header_read_timeout_ms = 3_000;
     })
     .await;
     let ask = async |text: &str| {
@@ -97,7 +97,7 @@ async fn a_body_that_does_not_come_is_408_and_headers_that_do_not_come_close() {
 async fn beyond_the_connections_allowed_nobody_is_accepted_until_one_ends() {
     let (_, _pairs, harness) = start(Script::default(), |config| {
         config.connections_max = 2;
-        config.header_read_ms = 60_000;
+        config.header_read_timeout_ms = 60_000;
     })
     .await;
     // The client's own idle connection counts, so it is not used here.
@@ -124,7 +124,7 @@ async fn beyond_the_connections_allowed_nobody_is_accepted_until_one_ends() {
 #[tokio::test]
 async fn requests_beyond_those_allowed_at_once_are_429() {
     let decode = Script { decode: Leg::HangAfter(1), ..Script::default() };
-    let (world, pairs, harness) = start(decode, |config| config.choices_running_max = 3).await;
+    let (world, pairs, harness) = start(decode, |config| config.running_choices_max = 3).await;
     let body =
         |n: u32| json!({"model": "tiny", "prompt": [1], "n": n, "max_tokens": 2, "stream": true});
     let running = harness.open(COMPLETIONS, body(2).to_string()).await;
@@ -135,7 +135,7 @@ async fn requests_beyond_those_allowed_at_once_are_429() {
     let seconds = refused.headers["retry-after"].to_str().expect("text");
     assert!(["1", "2"].contains(&seconds), "{seconds}");
     assert_eq!(refused.json()["error"]["code"], "rate_limit_exceeded");
-    assert_eq!(refused.json()["error"]["reason"], "requests");
+    assert_eq!(refused.json()["error"]["reason"], "too_many_requests");
     // More than there will ever be room for is not told to come back.
     let never = harness.ask(COMPLETIONS, body(4)).await;
     assert_eq!(never.status, 400, "{never:?}");
@@ -159,7 +159,7 @@ async fn requests_beyond_those_allowed_at_once_are_429() {
 #[tokio::test]
 async fn a_prompt_that_takes_too_long_to_read_is_504() {
     let (world, _pairs, harness) =
-        start(Script::default(), |config| config.request_deadline_ms = 1).await;
+        start(Script::default(), |config| config.request_timeout_ms = 1).await;
     // A million ids: parsed on another thread, in more than a millisecond.
     let body = format!("{{\"model\": \"tiny\", \"prompt\": [1{}]}}", ", 1".repeat(1_000_000));
     let response = harness.post(COMPLETIONS, body).await;

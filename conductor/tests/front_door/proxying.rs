@@ -141,7 +141,7 @@ fn backend(address: std::net::SocketAddr) -> BackendConfig {
         url: format!("http://{address}"),
         upstream_model: Some("upstream".to_owned()),
         api_key_file: None,
-        requests_running_max: 8,
+        running_requests_max: 8,
     }
 }
 
@@ -261,7 +261,7 @@ async fn events_come_as_the_server_sends_them_and_a_client_that_leaves_ends_the_
 async fn prompts_that_begin_alike_go_to_one_server_and_others_spread() {
     let (one, two) = (Server::start().await, Server::start().await);
     let harness = start(&[&one, &two], |_| {}).await;
-    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 2.0).await;
+    harness.until_metric("kvasir_conductor_backends_healthy{model=\"other\"}", |n| n == 2.0).await;
     for round in 0..4 {
         for document in 0..4 {
             let text = format!("{}: question {round}", document.to_string().repeat(2_000));
@@ -288,7 +288,7 @@ async fn prompts_that_begin_alike_go_to_one_server_and_others_spread() {
 async fn prompts_of_one_key_go_to_one_server_though_they_begin_differently() {
     let (one, two) = (Server::start().await, Server::start().await);
     let harness = start(&[&one, &two], |_| {}).await;
-    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 2.0).await;
+    harness.until_metric("kvasir_conductor_backends_healthy{model=\"other\"}", |n| n == 2.0).await;
     for round in 0..6 {
         for key in ["a", "b"] {
             let mut body = chat(&format!("{round}{key}"));
@@ -309,7 +309,7 @@ async fn prompts_of_one_key_go_to_one_server_though_they_begin_differently() {
 async fn a_server_that_fails_is_passed_over_and_asked_again_when_it_is_back() {
     let (one, two) = (Server::start().await, Server::start().await);
     let harness = start(&[&one, &two], |_| {}).await;
-    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 2.0).await;
+    harness.until_metric("kvasir_conductor_backends_healthy{model=\"other\"}", |n| n == 2.0).await;
     one.set(StatusCode::SERVICE_UNAVAILABLE);
     for _ in 0..4 {
         assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 200);
@@ -328,7 +328,7 @@ async fn a_server_that_fails_is_passed_over_and_asked_again_when_it_is_back() {
     .await;
     assert_eq!(harness.get("/readyz").await.status, 503);
     let _back = Server::start_at(&address).await;
-    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 1.0).await;
+    harness.until_metric("kvasir_conductor_backends_healthy{model=\"other\"}", |n| n == 1.0).await;
     assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 200);
 }
 
@@ -350,8 +350,8 @@ async fn decisions(harness: &Harness) -> Vec<Value> {
 #[tokio::test]
 async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_came_of_it() {
     let (one, two) = (Server::start().await, Server::start().await);
-    let harness = start(&[&one, &two], |config| config.decisions_kept = 100).await;
-    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 2.0).await;
+    let harness = start(&[&one, &two], |config| config.decision_history_max = 100).await;
+    harness.until_metric("kvasir_conductor_backends_healthy{model=\"other\"}", |n| n == 2.0).await;
     let ask = async |body: &Value| {
         let answer = post(&harness, "/v1/chat/completions", None, body).await;
         let status = answer.status().as_u16();
@@ -364,15 +364,15 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     let found = decisions(&harness).await;
     let [first, again] = found.as_slice() else { panic!("two in {found:?}") };
     assert_eq!((&first["model"], &first["prompt_tokens"]), (&json!("other"), &json!(508)));
-    assert_eq!(first["passed_on"]["why"], "least_busy");
+    assert_eq!(first["passed_on"]["reason"], "least_busy");
     assert_eq!(first["outcome"]["how"], "ok");
     assert_eq!(first["ttft_ms"], Value::Null, "nothing came before the whole");
     let (url, passed) = (&first["passed_on"]["to"], &again["passed_on"]);
-    assert_eq!((&passed["to"], &passed["why"]["alike"]["bytes"]), (url, &json!(7 * 256)));
+    assert_eq!((&passed["to"], &passed["reason"]["alike"]["bytes"]), (url, &json!(7 * 256)));
     let text = again["text"].as_str().expect("text");
-    assert!(text.contains("0 under way of 8 at most: chosen\n"), "{text}");
-    assert!(text.contains("0 under way of 8 at most: not better\n"), "{text}");
-    assert!(text.ends_with("what begins alike, for 1792 of 2030 bytes"), "{text}");
+    assert!(text.contains("0 of at most 8 requests running: chosen\n"), "{text}");
+    assert!(text.contains("0 of at most 8 requests running: not preferred\n"), "{text}");
+    assert!(text.ends_with("the longest common prefix, 1792 of 2030 bytes"), "{text}");
 
     // The one that has seen it fails, and the other one takes its place.
     let (seen, other) =
@@ -382,13 +382,13 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     assert_eq!(ask(&long).await, 200);
     let found = decisions(&harness).await;
     let [failed, instead] = &found[before..] else { panic!("two more in {found:?}") };
-    assert_eq!(failed["outcome"]["how"], "the server answered 503 Service Unavailable");
+    assert_eq!(failed["outcome"]["how"], "the back end returned 503 Service Unavailable");
     let to = format!("http://{}", other.address);
     assert_eq!(
         (&instead["passed_on"]["to"], &instead["outcome"]["how"]),
         (&json!(to), &json!("ok"))
     );
-    assert!(instead["text"].as_str().expect("text").contains("has failed for this request"));
+    assert!(instead["text"].as_str().expect("text").contains(": failed this request\n"));
 
     // A stream has a first token, and a client that leaves.
     let mut stream = chat("hi");
@@ -410,9 +410,9 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     assert_eq!(ask(&stream).await, 200);
     let found = decisions(&harness).await;
     let [left, same_key] = &found[before..] else { panic!("two more in {found:?}") };
-    assert_eq!(left["outcome"]["how"], "client_gone");
+    assert_eq!(left["outcome"]["how"], "client_disconnected");
     assert!(left["ttft_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{left}");
-    assert_eq!(same_key["passed_on"]["why"], "same_key");
+    assert_eq!(same_key["passed_on"]["reason"], "same_key");
     assert_eq!(same_key["passed_on"]["to"], left["passed_on"]["to"]);
     let recent = async || {
         let url = format!("{}/state", harness.watch);
@@ -425,12 +425,12 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     // Nobody is left.
     let before = found.len();
     drop((one, two));
-    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == 0.0).await;
+    harness.until_metric("kvasir_conductor_backends_healthy{model=\"other\"}", |n| n == 0.0).await;
     assert_eq!(ask(&long).await, 503);
     let found = decisions(&harness).await;
     assert!(found.len() > before);
     let nobody = found.last().expect("one");
-    assert_eq!(nobody["refused"], "no server of the model answers");
+    assert_eq!(nobody["refused"], "no back end of the model answers");
     assert_eq!(nobody["passed_on"]["to"], Value::Null);
     assert!(nobody["text"].as_str().expect("text").contains("does not answer"));
 }
@@ -438,7 +438,7 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
 #[tokio::test]
 async fn where_no_decisions_are_kept_none_is_recorded_of_what_is_passed_on() {
     let server = Server::start().await;
-    let harness = start(&[&server], |config| config.decisions_kept = 0).await;
+    let harness = start(&[&server], |config| config.decision_history_max = 0).await;
     let answer = post(&harness, "/v1/completions", None, &chat("hi")).await;
     assert_eq!(answer.status(), 200);
     answer.bytes().await.expect("a body");
@@ -455,12 +455,12 @@ async fn a_server_that_answers_makes_nobody_ready_whose_own_nodes_are_cold() {
     let mut config = config(&[&pair]);
     config.backends = vec![backend(server.address)];
     let harness = Harness::start_unready(config).await;
-    let alive = "kvasir_conductor_backends_alive{model=\"other\"}";
+    let alive = "kvasir_conductor_backends_healthy{model=\"other\"}";
     harness.until_metric(alive, |n| n == 1.0).await;
     harness.until_metric("kvasir_conductor_instances", |n| n == 1.0).await;
     let unready = harness.get("/readyz").await;
     assert_eq!(unready.status, 503);
-    assert!(unready.text.contains("what they hold"), "{unready:?}");
+    assert!(unready.text.contains("waiting for the snapshots"), "{unready:?}");
     // Whoever asks nevertheless is answered.
     assert_eq!(post(&harness, "/v1/completions", None, &chat("hi")).await.status(), 200);
     pair.change(|script| script.silent = false);
@@ -473,12 +473,14 @@ async fn a_node_that_is_there_a_moment_late_is_waited_for() {
     let script = Script { away: true, silent: true, ..Script::default() };
     let pair = Pair::start(&world, "b", Role::Both, script).await;
     let harness = Harness::start_unready(config(&[&pair])).await;
-    harness.until_metric("kvasir_conductor_node_losses_total{reason=\"call\"}", |n| n > 0.0).await;
+    harness
+        .until_metric("kvasir_conductor_node_disconnects_total{reason=\"call\"}", |n| n > 0.0)
+        .await;
     pair.change(|script| script.away = false);
     harness.until_metric("kvasir_conductor_instances", |n| n == 1.0).await;
     let unready = harness.get("/readyz").await;
     assert_eq!(unready.status, 503);
-    assert!(unready.text.contains("what they hold"), "{unready:?}");
+    assert!(unready.text.contains("waiting for the snapshots"), "{unready:?}");
     pair.change(|script| script.silent = false);
     harness.until("/readyz", |response| response.status == 200).await;
 }
@@ -494,7 +496,7 @@ async fn nodes_that_cannot_be_reached_do_not_keep_it_from_passing_on() {
 #[tokio::test]
 async fn no_server_has_more_under_way_than_it_may() {
     let server = Server::start().await;
-    let harness = start(&[&server], |config| config.backends[0].requests_running_max = 1).await;
+    let harness = start(&[&server], |config| config.backends[0].running_requests_max = 1).await;
     let mut body = chat("hi");
     body["stream"] = true.into();
     let running = post(&harness, "/v1/chat/completions", None, &body).await;
@@ -569,7 +571,7 @@ async fn a_prompt_is_paid_for_before_it_is_sent() {
 #[tokio::test]
 async fn draining_waits_for_a_stream_that_is_under_way() {
     let server = Server::start().await;
-    let harness = start(&[&server], |config| config.drain_ms = 600_000).await;
+    let harness = start(&[&server], |config| config.drain_timeout_ms = 600_000).await;
     let mut body = chat("hi");
     body["stream"] = true.into();
     let answer = post(&harness, "/v1/chat/completions", None, &body).await;
@@ -670,7 +672,7 @@ async fn start_before(addresses: &[std::net::SocketAddr]) -> Harness {
     config.backends = addresses.iter().copied().map(backend).collect();
     let harness = Harness::start(config).await;
     let all = addresses.len() as f64;
-    harness.until_metric("kvasir_conductor_backends_alive{model=\"other\"}", |n| n == all).await;
+    harness.until_metric("kvasir_conductor_backends_healthy{model=\"other\"}", |n| n == all).await;
     harness
 }
 
@@ -782,8 +784,8 @@ async fn what_cannot_work_is_refused_at_the_start_and_a_model_without_embeddings
         assert!(error.contains(want), "{error}");
     };
     refused(|backend| backend.url = "https://x".to_owned(), "must begin with http://").await;
-    refused(|backend| backend.url = "http://x/v1/".to_owned(), "without /v1").await;
-    refused(|backend| backend.model = "tiny".to_owned(), "is among `models` too").await;
+    refused(|backend| backend.url = "http://x/v1/".to_owned(), "must not end with /v1").await;
+    refused(|backend| backend.model = "tiny".to_owned(), "is also in `models`").await;
     refused(|backend| backend.api_key_file = Some("/nowhere/key".into()), "/nowhere/key").await;
 
     let harness = start(&[&server], |_| {}).await;

@@ -42,8 +42,8 @@ impl Identity {
 
 fn tls(folder: &Path) -> TlsConfig {
     TlsConfig {
-        certificate: Some(folder.join("certificate.pem")),
-        key: Some(folder.join("key.pem")),
+        certificate_file: Some(folder.join("certificate.pem")),
+        key_file: Some(folder.join("key.pem")),
         ..TlsConfig::default()
     }
 }
@@ -120,8 +120,8 @@ async fn handshakes_that_do_not_come_to_an_end_are_cut_off() {
     let folder = tempfile::tempdir().expect("a folder");
     let identity = Identity::new();
     identity.write(folder.path());
-    let start = async |handshake_ms| {
-        let tls = TlsConfig { handshake_ms, ..tls(folder.path()) };
+    let start = async |handshake_timeout_ms| {
+        let tls = TlsConfig { handshake_timeout_ms, ..tls(folder.path()) };
         Harness::start_unready(Config { tls, ..config(&[]) }).await
     };
     let harness = start(50).await;
@@ -139,7 +139,7 @@ async fn handshakes_that_do_not_come_to_an_end_are_cut_off() {
     socket.write_all(b"GET / HTTP/1.1\r\n\r\n").await.expect("sends");
     let mut answer = Vec::new();
     let _ = socket.read_to_end(&mut answer).await;
-    let refused = "kvasir_conductor_tls_handshakes_failed_total{why=\"refused\"}";
+    let refused = "kvasir_conductor_tls_handshake_failures_total{reason=\"refused\"}";
     assert_eq!(metric(&harness, &[&identity], refused).await, 1.0);
 }
 
@@ -148,13 +148,13 @@ async fn a_new_certificate_is_for_new_connections_and_open_ones_go_on() {
     let folder = tempfile::tempdir().expect("a folder");
     let (old, new) = (Identity::new(), Identity::new());
     old.write(folder.path());
-    let config = Config { tls: tls(folder.path()), reload_ms: 10, ..config(&[]) };
+    let config = Config { tls: tls(folder.path()), reload_interval_ms: 10, ..config(&[]) };
     let harness = Harness::start_unready(config).await;
     let mut open = connect(&harness, &[&old]).await.expect("shakes hands");
 
     // A certificate whose key has not come yet.
     std::fs::write(folder.path().join("certificate.pem"), &new.certificate).expect("writes");
-    let refused = "kvasir_conductor_reloads_total{file=\"certificate\",result=\"refused\"}";
+    let refused = "kvasir_conductor_reloads_total{file=\"certificate\",result=\"rejected\"}";
     while metric(&harness, &[&old], refused).await < 1.0 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -173,18 +173,22 @@ async fn what_is_wrong_with_a_certificate_is_said_at_the_start() {
         let config = Config { tls, ..config(&[]) };
         Conductor::bind(config).await.expect_err("cannot start").to_string()
     };
-    let half = TlsConfig { key: None, ..tls(folder.path()) };
-    assert!(start(half).await.contains("set both or neither"));
+    let half = TlsConfig { key_file: None, ..tls(folder.path()) };
+    assert!(
+        start(half)
+            .await
+            .contains("set both `tls.certificate_file` and `tls.key_file`, or neither")
+    );
     let said = start(tls(folder.path())).await;
-    assert!(said.contains("certificate.pem cannot be read"), "{said}");
+    assert!(said.contains("cannot read ") && said.contains("certificate.pem: "), "{said}");
     let (one, other) = (Identity::new(), Identity::new());
     Identity { certificate: one.certificate.clone(), key: other.key }.write(folder.path());
     let said = start(tls(folder.path())).await;
-    assert!(said.contains("certificate and key are refused"), "{said}");
+    assert!(said.contains("cannot use the certificate and key"), "{said}");
     Identity { certificate: String::new(), key: one.key.clone() }.write(folder.path());
     let said = start(tls(folder.path())).await;
-    assert!(said.contains("certificate.pem holds no certificate"), "{said}");
+    assert!(said.contains("certificate.pem contains no certificate"), "{said}");
     Identity { certificate: one.certificate, key: String::new() }.write(folder.path());
     let said = start(tls(folder.path())).await;
-    assert!(said.contains("key.pem holds no certificate or key"), "{said}");
+    assert!(said.contains("key.pem does not contain a PEM certificate or key"), "{said}");
 }

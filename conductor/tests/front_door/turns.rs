@@ -1,6 +1,6 @@
 //! Tenants take turns where their requests wait.
 
-use kvasir_conductor::{Config, WaitingConfig};
+use kvasir_conductor::{AdmissionQueueConfig, Config};
 use kvasir_proto::v1;
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -15,10 +15,10 @@ struct Busy {
     _folder: tempfile::TempDir,
 }
 
-const WAITING: &str = "kvasir_conductor_waiting_requests{priority=\"normal\"}";
+const WAITING: &str = "kvasir_conductor_queued_requests{priority=\"normal\"}";
 
 impl Busy {
-    async fn start(waiting: WaitingConfig) -> Busy {
+    async fn start(waiting: AdmissionQueueConfig) -> Busy {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("keys.toml");
         let tenant = |name: &str, more: &str| {
@@ -36,9 +36,9 @@ impl Busy {
         ];
         let config = Config {
             api_keys_file: Some(file),
-            choices_running_max: 1,
+            running_choices_max: 1,
             ttft_objective_ms: 300_000,
-            waiting: WaitingConfig { aging_ms: 3_600_000, ..waiting },
+            admission_queue: AdmissionQueueConfig { aging_ms: 3_600_000, ..waiting },
             ..config(&[&pairs[0], &pairs[1]])
         };
         let busy = Busy { world, pairs, harness: Harness::start(config).await, _folder: folder };
@@ -75,7 +75,7 @@ impl Busy {
 /// Requests whose decoding has begun, in order.
 fn begun(log: &[Happened]) -> Vec<String> {
     let of = |happened: &Happened| match happened {
-        Happened::Generate { leg: v1::Leg::Decode, request, .. } => {
+        Happened::Generate { leg: v1::Phase::Decode, request, .. } => {
             Some(request.request_id.clone())
         }
         _ => None,
@@ -84,8 +84,8 @@ fn begun(log: &[Happened]) -> Vec<String> {
 }
 
 /// Each request here costs three tokens and two of an answer.
-fn one_each() -> WaitingConfig {
-    WaitingConfig { quantum_tokens: 5, ..WaitingConfig::default() }
+fn one_each() -> AdmissionQueueConfig {
+    AdmissionQueueConfig { quantum_tokens: 5, ..AdmissionQueueConfig::default() }
 }
 
 #[tokio::test]
@@ -107,7 +107,7 @@ async fn a_tenant_with_many_requests_lets_one_with_few_have_its_turn() {
     }
     assert_eq!(begun(&busy.world.log()), ["a0", "a1", "b1", "a2", "b2", "a3"]);
     let metric = async |name| busy.harness.metric(name).await;
-    assert_eq!(metric("kvasir_conductor_waited_total{how=\"went\"}").await, 6.0);
+    assert_eq!(metric("kvasir_conductor_queue_exits_total{reason=\"dispatched\"}").await, 6.0);
     assert_eq!(metric(WAITING).await, 0.0);
 }
 
@@ -118,7 +118,7 @@ async fn an_urgent_request_goes_first_and_only_whose_key_allows_it_is_urgent() {
     let second = busy.wait("urgent", "u1", 2.0).await;
     let high = &[("x-kvasir-priority", "high")];
     let third = busy.send("urgent", "u2", high);
-    let waiting = "kvasir_conductor_waiting_requests{priority=\"high\"}";
+    let waiting = "kvasir_conductor_queued_requests{priority=\"high\"}";
     busy.harness.until_metric(waiting, |now| now == 1.0).await;
     let refused = busy.send("a", "a2", high).await.expect("no panic");
     assert_eq!(refused.status, 400, "{refused:?}");
@@ -132,12 +132,15 @@ async fn an_urgent_request_goes_first_and_only_whose_key_allows_it_is_urgent() {
 
 #[tokio::test]
 async fn beyond_the_places_there_are_it_is_429_for_the_tenant_that_has_most() {
-    let busy = Busy::start(WaitingConfig { requests_max: 2, ..one_each() }).await;
+    let busy = Busy::start(AdmissionQueueConfig { requests_max: 2, ..one_each() }).await;
     let first = busy.wait("a", "a1", 1.0).await;
     let second = busy.wait("a", "a2", 2.0).await;
     let refused = busy.send("a", "a3", &[]).await.expect("no panic");
     assert_eq!(refused.status, 429, "{refused:?}");
-    assert!(refused.text.contains("2 requests wait already"), "{refused:?}");
+    assert!(
+        refused.text.contains("the admission queue is full: 2 requests are waiting"),
+        "{refused:?}"
+    );
     assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
     let other = busy.send("b", "b1", &[]);
     let displaced = second.await.expect("no panic");
@@ -149,7 +152,9 @@ async fn beyond_the_places_there_are_it_is_429_for_the_tenant_that_has_most() {
         assert_eq!(sent.await.expect("no panic").status, 200);
     }
     let metric = async |how: &str| {
-        busy.harness.metric(&format!("kvasir_conductor_waited_total{{how=\"{how}\"}}")).await
+        busy.harness
+            .metric(&format!("kvasir_conductor_queue_exits_total{{reason=\"{how}\"}}"))
+            .await
     };
     assert_eq!((metric("full").await, metric("displaced").await), (1.0, 1.0));
 }
@@ -160,7 +165,7 @@ async fn who_waits_until_its_first_token_would_come_too_late_is_429_and_who_leav
     let left = busy.wait("a", "a1", 1.0).await;
     let late = busy.send("b", "b1", &[("x-llm-d-slo-ttft-ms", "50")]).await.expect("no panic");
     assert_eq!(late.status, 429, "{late:?}");
-    assert!(late.text.contains("too late"), "{late:?}");
+    assert!(late.text.contains("missed its TTFT objective"), "{late:?}");
     assert_eq!(late.json()["error"]["reason"], "ttft");
     left.abort();
     busy.harness.until_metric(WAITING, |now| now == 0.0).await;

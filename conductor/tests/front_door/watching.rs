@@ -17,25 +17,25 @@ struct Cluster {
 }
 
 /// The prefill side holds the first block of [`prompt`].
-async fn cluster(decisions_kept: usize) -> Cluster {
-    cluster_with(decisions_kept, 0).await
+async fn cluster(decision_history_max: usize) -> Cluster {
+    cluster_with(decision_history_max, 0).await
 }
 
-async fn cluster_with(decisions_kept: usize, decisions_inputs_bytes: usize) -> Cluster {
+async fn cluster_with(decision_history_max: usize, decision_inputs_bytes_max: usize) -> Cluster {
     let world = World::default();
     let keys = prompt_keys(&prompt()[..BLOCK_TOKENS as usize]);
-    let holds = Script { held_blocks: 1, keys, ..Script::default() };
+    let holds = Script { cached_blocks: 1, keys, ..Script::default() };
     let prefill = Pair::start(&world, "p", Role::Prefill, holds).await;
     let decode = Pair::start(&world, "d", Role::Decode, Script::default()).await;
     let mut config = config(&[&prefill, &decode]);
-    config.decisions_kept = decisions_kept;
-    config.decisions_inputs_bytes = decisions_inputs_bytes;
+    config.decision_history_max = decision_history_max;
+    config.decision_inputs_bytes_max = decision_inputs_bytes_max;
     Cluster { harness: Harness::start(config).await, prefill, decode }
 }
 
 /// What is in the metrics when something of that kind has been learned.
 fn error_ratio(of: &str) -> String {
-    format!("kvasir_conductor_prediction_error_ratio{{of=\"{of}\"}}")
+    format!("kvasir_conductor_prediction_error_ratio{{quantity=\"{of}\"}}")
 }
 
 fn prompt() -> Vec<u32> {
@@ -106,7 +106,7 @@ async fn a_decision_is_explained_with_what_came_of_it() {
     assert_eq!(decision["model"], "tiny");
     assert_eq!(decision["prompt_tokens"], BLOCK_TOKENS * 5 / 2);
     let outcome = &decision["outcome"];
-    assert_eq!((&outcome["how"], &outcome["answer_tokens"]), (&json!("ok"), &json!(2)));
+    assert_eq!((&outcome["how"], &outcome["generated_tokens"]), (&json!("ok"), &json!(2)));
     assert_eq!(outcome["cached_tokens"], BLOCK_TOKENS);
     assert!(outcome["tbt_us"].is_u64(), "{outcome}");
     assert_eq!(outcome["prefill_us"], 1_000, "as its engine says");
@@ -122,10 +122,10 @@ async fn a_decision_is_explained_with_what_came_of_it() {
     assert_eq!(placement["decode"], "engine-d");
     assert_eq!(placement["reused_tokens"], BLOCK_TOKENS);
     let cache = placement["cache"].as_str().expect("a sentence");
-    assert!(cache.starts_with("1 of 3 blocks are reused, held by p"), "{cache}");
+    assert!(cache.starts_with("1 of 3 blocks are reused, cached at p"), "{cache}");
     let candidate = &placement["prefill_candidates"][0];
     assert_eq!((&candidate["node"], &candidate["verdict"]), (&json!("p"), &json!("chosen")));
-    assert_eq!(candidate["held_blocks"], 1);
+    assert_eq!(candidate["cached_blocks"], 1);
     assert_eq!(placement["decode_candidates"][0]["instance"], "engine-d");
     assert!(
         decision["text"].as_str().is_some_and(|text| text.contains("split engine-p -> engine-d"))
@@ -148,13 +148,16 @@ async fn attempts_that_fail_are_decisions_of_their_own_and_a_refusal_says_why() 
     let last = decisions.last().expect("one at least");
     assert!(last["refused"].as_str().is_some_and(|why| why.contains("prefill")), "{last}");
     let refusal = &last["refusal"];
-    assert_eq!(refusal["why"], last["refused"]);
+    assert_eq!(refusal["reason"], last["refused"]);
     let prefill = &refusal["prefill_candidates"][0];
     assert_eq!((&prefill["node"], &prefill["verdict"]), (&json!("p"), &json!("excluded")));
     assert!(prefill["compute_us"].as_u64().is_some_and(|us| us > 0), "{prefill}");
     assert_eq!(refusal["decode_candidates"][0]["verdict"], "no_prefill");
     let text = last["text"].as_str().expect("text");
-    assert!(text.contains("prefill engine-p@p: held 1") && text.contains("refused: no"), "{text}");
+    assert!(
+        text.contains("prefill engine-p@p: cached 1") && text.contains("refused: no"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -230,7 +233,7 @@ async fn what_decisions_were_taken_from_is_kept_where_it_is_wanted_and_the_oldes
     assert_eq!(recorded.replay(), []);
     let (status, said) = cluster.look("/decisions/a/inputs").await;
     assert_eq!(status, 404, "{said}");
-    assert!(said["error"].as_str().is_some_and(|why| why.contains("decisions_inputs_bytes")));
+    assert!(said["error"].as_str().is_some_and(|why| why.contains("decision_inputs_bytes_max")));
     assert_eq!(cluster.look("/decisions/a").await.0, 200, "the decision itself is kept");
 }
 
@@ -248,7 +251,7 @@ async fn the_state_names_nodes_and_engines_and_sums_up_the_last_minute() {
     assert_eq!(state["tokens"]["cached"], BLOCK_TOKENS);
     let nodes = state["cluster"]["nodes"].as_array().expect("nodes");
     let [p, d] = nodes.as_slice() else { panic!("two nodes in {state}") };
-    assert_eq!((&p["node"], &p["followed"], &p["blocks"]), (&json!("p"), &json!(true), &json!(1)));
+    assert_eq!((&p["node"], &p["connected"], &p["blocks"]), (&json!("p"), &json!(true), &json!(1)));
     assert_eq!(p["tiers"], json!({"vram": 0, "dram": 1, "ssd": 0}));
     assert_eq!(p["instances"][0]["role"], "prefill");
     assert_eq!((&d["instances"][0]["instance"], &d["blocks"]), (&json!("engine-d"), &json!(0)));

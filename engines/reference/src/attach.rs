@@ -185,7 +185,7 @@ impl AttachLoop {
                 Some(None) | None => return Ok(()),
             };
             self.metrics.attach_epoch.set(0);
-            tracing::warn!(%lost, "the store node was lost; attaching again");
+            tracing::warn!(%lost, "lost the store node; reattaching");
         }
     }
 
@@ -203,7 +203,7 @@ impl AttachLoop {
                 Err(why) => why.to_string(),
             };
             if why != said {
-                tracing::warn!(why, "not attached to a store node yet; trying again");
+                tracing::warn!(reason = why, "cannot attach to a store node yet; retrying");
                 said = why;
             }
             tokio::time::sleep(back_off).await;

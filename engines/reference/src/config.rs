@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::KvDtype;
 
-/// Which legs of a request the engine takes.
+/// The requests that an engine accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -32,7 +32,7 @@ impl Role {
     }
 }
 
-/// What products of attention may be rounded to.
+/// Precision to which attention may round its products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -72,83 +72,82 @@ impl Precision {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The engine's name; unique in the cluster.
+    /// The engine's name, unique in the cluster.
     pub instance_id: String,
-    /// What it runs on, as in "h100-tp8", at most 128 bytes; may be empty. A conductor takes engines of one type to
-    /// be equally fast until it has measured each, and may have a profile of the type.
+    /// The engine's hardware, as in "h100-tp8", at most 128 bytes, optional. A conductor assumes that engines of
+    /// one type are equally fast until it has measured each one. A conductor may have a profile of the type.
     pub instance_type: String,
-    /// The legs of requests that it takes: `prefill`, `decode` or `both`.
+    /// The requests that the engine accepts: `prefill`, `decode` or `both`.
     pub role: Role,
-    /// The folder of the model, as Hugging Face publishes it: config.json, tokenizer.json and
-    /// safetensors.
-    pub model: PathBuf,
-    /// The name that clients ask for.
+    /// Directory of the model in Hugging Face format: config.json, tokenizer.json and safetensors.
+    pub model_dir: PathBuf,
+    /// The model's name in requests.
     pub model_name: String,
-    /// The `attach_dir` of the store node on this host that the engine attaches to.
+    /// The `attach_dir` of the store node on this host.
     pub attach_dir: PathBuf,
-    /// Where the engine answers gRPC, `/metrics`, `/healthz` and `/readyz`.
+    /// Address of gRPC, `/metrics`, `/healthz` and `/readyz`.
     pub listen: SocketAddr,
-    /// Where conductors reach the engine, as `host:port`, when that is not `listen`.
-    pub advertise: Option<String>,
-    /// Prompt tokens that one step computes at most, over all sequences.
-    pub chunk_tokens: u32,
-    /// Tokens of a block, which is a page and a slot. All engines of a cluster agree on it.
+    /// Address at which conductors reach the engine, as `host:port`. The default is `listen`.
+    pub advertise_address: Option<String>,
+    /// Prompt tokens of all sequences together that one step computes.
+    pub prefill_chunk_tokens: u32,
+    /// Tokens of a block, which is also a page and a slot. All engines of a cluster must agree.
     pub block_tokens: u32,
-    /// How the cache holds its numbers: `f32` or `bf16`. All engines of a cluster agree on it.
+    /// Number format of the cache: `f32` or `bf16`. All engines of a cluster must agree.
     pub kv_dtype: KvDtype,
-    /// What products of attention may be rounded to, here and where rows are attended elsewhere: `f32`, or `bf16` where
-    /// that is faster, which `kv_dtype` must be then. Engines that differ in it share no cache: the model of one is
-    /// another model than that of the other, and one of them is served.
+    /// Precision to which attention may round its products, locally and on holders of routed attention: `f32`, or
+    /// `bf16`, which is faster on some processors and needs `kv_dtype = "bf16"`. Engines with different precisions
+    /// share no cache: they count as different models, and the conductor serves one of them.
     pub attention_precision: Precision,
     /// Threads of the large matrix products.
     pub threads: u32,
-    /// Sequences that take part in steps at once, at most.
-    pub max_running: u32,
-    /// Sequences that wait beyond those, at most; more are refused.
-    pub max_waiting: u32,
-    /// How long a decoding sequence waits for a slot when the node has none, in milliseconds, before
-    /// the youngest one that waits is given up.
-    pub grow_wait_ms: u32,
-    /// How long requests may go on after the engine was told to stop, in milliseconds.
-    pub drain_ms: u32,
-    /// A file that gets a line of JSON for each step and layer, with the time on CLOCK_MONOTONIC in
-    /// microseconds at which the layer was computed.
-    pub layer_log: Option<PathBuf>,
-    /// Attention over blocks that other nodes hold.
+    /// Sequences that run in steps at once.
+    pub running_requests_max: u32,
+    /// Sequences that wait beyond those. Further ones are refused.
+    pub waiting_requests_max: u32,
+    /// Time, in milliseconds, that a decoding sequence waits for a free slot of the node. After it the youngest
+    /// waiting sequence fails.
+    pub slot_wait_timeout_ms: u32,
+    /// Time, in milliseconds, that requests may run after the engine was told to stop.
+    pub drain_timeout_ms: u32,
+    /// File to which the engine writes a line of JSON for each step and layer, with the time of completion in
+    /// microseconds of CLOCK_MONOTONIC.
+    pub layer_log_file: Option<PathBuf>,
+    /// Routed attention over blocks on other nodes.
     pub routes: Routes,
-    /// TLS for routed queries over TCP: on when its three files are set, and then it must be on at every node.
+    /// TLS for routed queries over TCP. It is on when the three files are set. All nodes must agree.
     pub transfer_tls: TransferTls,
 }
 
-/// How queries go to nodes that hold blocks, and partial results come back.
+/// How queries reach the nodes that hold blocks, and how partial results return.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Routes {
-    /// How nodes are reached where they can be: `shm`, through shared memory on one host, or `tcp`.
-    /// Otherwise it is tcp.
-    pub domain: Domain,
-    /// Where partial results come in over TCP; port 0 takes any free port.
+    /// Preferred transport to holders: `shm`, shared memory on one host, or `tcp`. For peers that it does not
+    /// reach, the engine uses TCP.
+    pub transport: Domain,
+    /// Address for partial results over TCP. Port 0 takes any free port.
     pub listen: SocketAddr,
-    /// How long one layer waits for the partial results of its holders, in milliseconds. When one has not
-    /// come by then, the blocks are computed here.
-    pub deadline_ms: u32,
-    /// A holder that does not answer a call for so long, in milliseconds, is not used.
+    /// Time, in milliseconds, that one layer waits for the partial results of its holders. After it the engine
+    /// recomputes the blocks.
+    pub answer_timeout_ms: u32,
+    /// Timeout, in milliseconds, of a call to a holder. After it the engine does not use the holder.
     pub call_timeout_ms: u32,
-    /// Bytes of queries that are sent in a second at most; 0 for no limit.
-    pub throttle_bytes_per_s: u64,
-    /// Tensor-parallel ranks that the heads are divided among, equally: each sends the query rows of its own to
-    /// the holder's rank of its number (`routes.ranks` there). This engine computes all of them itself.
+    /// Limit of the bytes of queries per second. 0 is no limit.
+    pub send_bytes_per_s_max: u64,
+    /// Tensor-parallel ranks among which the heads are divided equally. Each rank sends the query rows of its heads
+    /// to the rank of the same number at the holder (`routes.ranks` there). This engine computes all ranks itself.
     pub ranks: u32,
 }
 
 impl Default for Routes {
     fn default() -> Self {
         Routes {
-            domain: Domain::Shm,
+            transport: Domain::Shm,
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            deadline_ms: 1_000,
+            answer_timeout_ms: 1_000,
             call_timeout_ms: 5_000,
-            throttle_bytes_per_s: 0,
+            send_bytes_per_s_max: 0,
             ranks: 1,
         }
     }
@@ -160,21 +159,21 @@ impl Default for Config {
             instance_id: "engine-0".to_owned(),
             instance_type: String::new(),
             role: Role::Both,
-            model: PathBuf::from("configs/models/tiny-deepseek-v2"),
+            model_dir: PathBuf::from("configs/models/tiny-deepseek-v2"),
             model_name: "tiny-deepseek-v2".to_owned(),
             attach_dir: PathBuf::from("run/node-0"),
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 7300)),
-            advertise: None,
-            chunk_tokens: 512,
+            advertise_address: None,
+            prefill_chunk_tokens: 512,
             block_tokens: 64,
             kv_dtype: KvDtype::F32,
             attention_precision: Precision::F32,
             threads: 1,
-            max_running: 32,
-            max_waiting: 256,
-            grow_wait_ms: 2_000,
-            drain_ms: 5_000,
-            layer_log: None,
+            running_requests_max: 32,
+            waiting_requests_max: 256,
+            slot_wait_timeout_ms: 2_000,
+            drain_timeout_ms: 5_000,
+            layer_log_file: None,
             routes: Routes::default(),
             transfer_tls: TransferTls::default(),
         }
@@ -187,31 +186,28 @@ impl Config {
         let flaws = [
             (self.instance_id.is_empty(), "`instance_id` is empty"),
             (self.model_name.is_empty(), "`model_name` is empty"),
-            (self.chunk_tokens == 0, "`chunk_tokens` is 0; a step must compute something"),
-            (self.block_tokens == 0, "`block_tokens` is 0; a block has at least one token"),
+            (self.prefill_chunk_tokens == 0, "`prefill_chunk_tokens` must be at least 1"),
+            (self.block_tokens == 0, "`block_tokens` must be at least 1"),
             (
                 self.attention_precision == Precision::Bf16 && self.kv_dtype != KvDtype::Bf16,
-                "`attention_precision` is `bf16`, which is for rows of bf16: set `kv_dtype` to `bf16` too",
+                "`attention_precision` is `bf16`: set `kv_dtype` to `bf16` too",
             ),
-            (self.threads == 0, "`threads` is 0; at least one thread computes"),
+            (self.threads == 0, "`threads` must be at least 1"),
             (
-                self.listen.ip().is_unspecified() && self.advertise.is_none(),
-                "`listen` is on all addresses, so `advertise` must say which one conductors reach",
+                self.listen.ip().is_unspecified() && self.advertise_address.is_none(),
+                "`listen` is an unspecified address: set `advertise_address` to an address that conductors reach",
             ),
             (
-                !matches!(self.routes.domain, Domain::Shm | Domain::Tcp),
-                "`routes.domain` is neither `shm` nor `tcp`",
+                !matches!(self.routes.transport, Domain::Shm | Domain::Tcp),
+                "`routes.transport` must be `shm` or `tcp`",
             ),
             (
                 self.transfer_tls.files().is_err(),
-                "`transfer_tls` needs `certificate`, `key` and `authority`, or none of them",
+                "`transfer_tls` needs all of `certificate_file`, `key_file` and `ca_file`, or none of them",
             ),
-            (self.routes.ranks == 0, "`routes.ranks` is 0; at least one rank sends queries"),
-            (
-                self.routes.call_timeout_ms == 0,
-                "`routes.call_timeout_ms` is 0; no holder could ever answer",
-            ),
-            (self.max_running == 0, "`max_running` is 0; no request could ever run"),
+            (self.routes.ranks == 0, "`routes.ranks` must be at least 1"),
+            (self.routes.call_timeout_ms == 0, "`routes.call_timeout_ms` must be at least 1"),
+            (self.running_requests_max == 0, "`running_requests_max` must be at least 1"),
         ];
         flaws.into_iter().find_map(|(wrong, flaw)| wrong.then_some(flaw))
     }

@@ -9,13 +9,13 @@ use crate::model::ModelError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the engine's configuration is not usable: {0}")]
+    #[error("invalid engine configuration: {0}")]
     Config(&'static str),
-    #[error("the model cannot be loaded: {0}")]
+    #[error("cannot load the model: {0}")]
     Model(#[from] ModelError),
-    #[error("`routes.ranks` is {ranks}, which does not divide the model's {heads} heads")]
+    #[error("`routes.ranks` is {ranks}; it must divide the model's {heads} heads")]
     Ranks { ranks: u32, heads: usize },
-    #[error("the tokenizer {} cannot be used: {why}", path.display())]
+    #[error("cannot use the tokenizer {}: {why}", path.display())]
     Tokenizer { path: PathBuf, why: String },
     #[error("cannot listen on {address}: {source}")]
     Listen { address: SocketAddr, source: std::io::Error },
@@ -26,7 +26,7 @@ pub enum Error {
     LayerLog { path: PathBuf, source: std::io::Error },
     #[error("the gRPC server stopped: {0}")]
     Serve(#[from] tonic::transport::Error),
-    #[error("the system refused {what}: {source}")]
+    #[error("cannot start {what}: {source}")]
     System { what: &'static str, source: std::io::Error },
     #[error("the compute thread ended unexpectedly")]
     Compute,

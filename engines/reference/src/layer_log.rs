@@ -88,12 +88,12 @@ fn write_records(mut file: BufWriter<File>, records: &Receiver<Record>) {
             Err(RecvTimeoutError::Disconnected) => break,
         };
         if let Err(error) = written {
-            tracing::warn!(%error, "the layer log cannot be written; it ends here");
+            tracing::warn!(%error, "cannot write the layer log; it ends here");
             return;
         }
     }
     if let Err(error) = file.flush() {
-        tracing::warn!(%error, "the end of the layer log cannot be written");
+        tracing::warn!(%error, "cannot write the end of the layer log");
     }
 }
 

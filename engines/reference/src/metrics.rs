@@ -9,7 +9,7 @@ pub(crate) struct Metrics {
     pub prompt_tokens_computed: IntCounter,
     pub prompt_tokens_cached: IntCounter,
     pub prompt_tokens_spliced: IntCounter,
-    pub answer_tokens: IntCounter,
+    pub generated_tokens: IntCounter,
     pub steps: IntCounter,
     pub step_seconds: Histogram,
     pub running: IntGauge,
@@ -37,37 +37,54 @@ impl Metrics {
             let opts = Opts::new(format!("kvasir_engine_{name}"), help);
             registered(registry, IntCounterVec::new(opts, &[label]))
         };
-        let step_seconds = HistogramOpts::new("kvasir_engine_step_seconds", "Duration of a step")
-            .buckets(prometheus::exponential_buckets(0.000_25, 2.0, 16).expect("valid buckets"));
+        let step_seconds =
+            HistogramOpts::new("kvasir_engine_step_duration_seconds", "Duration of a step.")
+                .buckets(
+                    prometheus::exponential_buckets(0.000_25, 2.0, 16).expect("valid buckets"),
+                );
         Metrics {
             prompt_tokens_computed: counter(
                 "prompt_tokens_computed_total",
-                "Prompt tokens whose rows were computed here",
+                "Prompt tokens that the engine computed.",
             ),
             prompt_tokens_cached: counter(
                 "prompt_tokens_cached_total",
-                "Prompt tokens of prefill and whole legs whose rows were there already",
+                "Cached prompt tokens of requests in the phases prefill and full.",
             ),
             prompt_tokens_spliced: counter(
-                "prompt_tokens_spliced_total",
-                "Prompt tokens of chunks whose rows were copied from another offset",
+                "prompt_tokens_chunk_reused_total",
+                "Prompt tokens copied from reusable chunks at another position.",
             ),
-            answer_tokens: counter("answer_tokens_total", "Tokens given to callers"),
-            steps: counter("steps_total", "Steps computed"),
+            generated_tokens: counter("generated_tokens_total", "Generated tokens."),
+            steps: counter("steps_total", "Computed steps."),
             step_seconds: registered(registry, Histogram::with_opts(step_seconds)),
-            running: gauge("running", "Sequences that take part in steps"),
-            waiting: gauge("waiting", "Requests that wait for slots, rows or a seat"),
-            attach_epoch: gauge("attach_epoch", "Epoch of the attachment; 0 while there is none"),
-            attaches: counter("attaches_total", "Times the engine attached to its node"),
-            sequences_ended: counters("sequences_ended_total", "Requests that ended", "end"),
-            requests_refused: counters("requests_refused_total", "Requests refused", "reason"),
+            running: gauge("running_requests", "Sequences that run in steps."),
+            waiting: gauge(
+                "waiting_requests",
+                "Requests that wait for slots, cached blocks or a free place.",
+            ),
+            attach_epoch: gauge(
+                "attach_epoch",
+                "Epoch of the attachment to the store node; 0 while detached.",
+            ),
+            attaches: counter("attaches_total", "Attachments to the store node."),
+            sequences_ended: counters(
+                "requests_finished_total",
+                "Finished requests, by reason.",
+                "reason",
+            ),
+            requests_refused: counters(
+                "requests_refused_total",
+                "Refused requests, by reason.",
+                "reason",
+            ),
             recalls: counter(
-                "recalls_total",
-                "Times that a sequence lost blocks that were attended elsewhere, and computed them",
+                "routed_recomputes_total",
+                "Recomputations of blocks by sequences whose routed attention failed.",
             ),
             layer_log_dropped: counter(
-                "layer_log_dropped_total",
-                "Lines of the layer log that were dropped because its writer was behind",
+                "layer_log_lines_dropped_total",
+                "Lines of the layer log dropped because the disk was too slow.",
             ),
         }
     }

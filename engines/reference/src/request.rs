@@ -41,14 +41,14 @@ impl Limits {
     /// # Errors
     /// `INVALID_ARGUMENT`; `FAILED_PRECONDITION` when this engine does not take such legs.
     pub(crate) fn check(&self, request: v1::GenerateRequest) -> Result<CheckedRequest, Status> {
-        let leg = self.leg(request.leg)?;
+        let leg = self.leg(request.phase)?;
         let side = if leg == Leg::Decode { Side::Decode } else { Side::Prefill };
         let tx = request.tx.try_into().map_err(|why: kvasir_proto::FieldError| refuse(why))?;
         if request.request_id.len() > REQUEST_ID_BYTES_MAX {
             return Err(refuse(format!("request_id is longer than {REQUEST_ID_BYTES_MAX} bytes")));
         }
         self.check_prompt(&request.prompt)?;
-        let params = request.sampling.ok_or_else(|| refuse("sampling is missing"))?;
+        let params = request.sampling.ok_or_else(|| refuse("`sampling` is missing"))?;
         let answer = self.answer(params, request.prompt.len() as u32)?;
         let namespace = match leg {
             Leg::Prefill => None,
@@ -58,7 +58,7 @@ impl Limits {
         };
         let is_plain = request.routed.is_empty() && request.chunks.is_empty();
         if leg != Leg::Whole && !is_plain {
-            return Err(refuse("only a whole leg attends blocks elsewhere, or has chunks"));
+            return Err(refuse("routed blocks and chunks need the phase `full`"));
         }
         let routed = spans(request.routed, None)?;
         let chunks = self.chunks(request.chunks, blocks_of(&routed), request.prompt.len())?;
@@ -84,25 +84,25 @@ impl Limits {
         prompt_tokens: usize,
     ) -> Result<Vec<ChunkRequest>, Status> {
         if self.selects && !chunks.is_empty() {
-            return Err(refuse("a model that selects rows takes no chunks"));
+            return Err(refuse("a model that selects rows does not support chunks"));
         }
         if chunks.len() > CHUNKS_MAX {
-            return Err(refuse(format!("there may be {CHUNKS_MAX} chunks at most")));
+            return Err(refuse(format!("a prompt can have at most {CHUNKS_MAX} chunks")));
         }
         let mut next = u64::from(blocks) * u64::from(self.block_tokens);
         let mut checked = Vec::with_capacity(chunks.len());
         for v1::Chunk { first_position, blocks, routed } in chunks {
             let end = u64::from(first_position) + u64::from(blocks) * u64::from(self.block_tokens);
             if blocks == 0 || first_position == 0 || u64::from(first_position) < next {
-                return Err(refuse("chunks are not in order, or one is empty or a prefix"));
+                return Err(refuse("chunks are out of order, or one is empty or a prefix"));
             }
             if end >= prompt_tokens as u64 {
-                return Err(refuse("at least one token of a prompt follows its chunks"));
+                return Err(refuse("at least one token of the prompt must follow its chunks"));
             }
             next = end;
             let routed = spans(routed, Some(0))?;
             if !routed.is_empty() && blocks_of(&routed) != blocks {
-                return Err(refuse("a chunk is attended elsewhere in part"));
+                return Err(refuse("a chunk is routed only in part"));
             }
             // Less than a prompt has, which is checked.
             checked.push(ChunkRequest { positions: first_position..end as u32, routed });
@@ -118,22 +118,22 @@ impl Limits {
         prompt_tokens: usize,
     ) -> Result<(), Status> {
         if u64::from(blocks_of(routed)) * u64::from(self.block_tokens) >= prompt_tokens as u64 {
-            return Err(refuse("at least one token of a prompt is not routed"));
+            return Err(refuse("at least one token of the prompt must not be routed"));
         }
         let elsewhere = chunks.iter().filter(|chunk| !chunk.routed.is_empty()).count();
         if elsewhere + usize::from(!routed.is_empty()) > HOLES_MAX {
-            return Err(refuse(format!("{HOLES_MAX} parts of a prompt are routed at most")));
+            return Err(refuse(format!("a prompt can have at most {HOLES_MAX} routed parts")));
         }
         Ok(())
     }
 
     fn leg(&self, leg: i32) -> Result<Leg, Status> {
-        let leg = match v1::Leg::try_from(leg) {
-            Ok(v1::Leg::Prefill) => Leg::Prefill,
-            Ok(v1::Leg::Decode) => Leg::Decode,
-            Ok(v1::Leg::Whole) => Leg::Whole,
-            Ok(v1::Leg::Unspecified) | Err(_) => {
-                return Err(refuse("leg must be prefill, decode or whole"));
+        let leg = match v1::Phase::try_from(leg) {
+            Ok(v1::Phase::Prefill) => Leg::Prefill,
+            Ok(v1::Phase::Decode) => Leg::Decode,
+            Ok(v1::Phase::Full) => Leg::Whole,
+            Ok(v1::Phase::Unspecified) | Err(_) => {
+                return Err(refuse("`phase` must be prefill, decode or full"));
             }
         };
         let takes = match self.role {
@@ -144,7 +144,8 @@ impl Limits {
         if takes {
             return Ok(leg);
         }
-        let why = format!("an engine of role {:?} takes no {leg:?} leg", self.role);
+        let why =
+            format!("an engine with the role {:?} does not accept the phase {leg:?}", self.role);
         Err(Status::failed_precondition(why.to_lowercase()))
     }
 
@@ -155,7 +156,7 @@ impl Limits {
         let (tokens, context) = (prompt.len(), self.context_tokens);
         if tokens >= context as usize {
             return Err(refuse(format!(
-                "the prompt has {tokens} tokens; with at least one token of an answer it must \
+                "the prompt has {tokens} tokens; with at least one generated token it must \
                  fit into {context}"
             )));
         }
@@ -209,7 +210,7 @@ fn spans(spans: Vec<v1::RoutedSpan>, from: Option<u32>) -> Result<Vec<SpanReques
         let v1::RoutedSpan { node, tx, lease_ms, first_block, blocks } = span;
         let tx = tx.try_into().map_err(|why: kvasir_proto::FieldError| refuse(why))?;
         if first_block != next || blocks == 0 {
-            return Err(refuse("routed blocks have a gap, or a span has none"));
+            return Err(refuse("routed blocks have a gap, or a span is empty"));
         }
         if lease_ms == 0 || node.is_empty() {
             return Err(refuse("a routed span needs a node and a lease"));
@@ -227,14 +228,14 @@ fn blocks_of(spans: &[SpanRequest]) -> u32 {
 
 fn check_stops(params: &v1::SamplingParams) -> Result<(), Status> {
     if params.stop.len() > STOP_STRINGS_MAX {
-        return Err(refuse(format!("there may be {STOP_STRINGS_MAX} stop strings at most")));
+        return Err(refuse(format!("a request can have at most {STOP_STRINGS_MAX} stop strings")));
     }
     if params.stop.iter().any(|text| text.is_empty() || text.len() > STOP_STRING_BYTES_MAX) {
         let max = STOP_STRING_BYTES_MAX;
         return Err(refuse(format!("a stop string must have 1 to {max} bytes")));
     }
     if params.stop_token_ids.len() > STOP_TOKENS_MAX {
-        return Err(refuse(format!("there may be {STOP_TOKENS_MAX} stop tokens at most")));
+        return Err(refuse(format!("a request can have at most {STOP_TOKENS_MAX} stop tokens")));
     }
     Ok(())
 }
@@ -248,7 +249,11 @@ fn in_range(name: &str, value: f32, min: f32, max: f32) -> Result<f32, Status> {
 }
 
 fn finite(name: &str, value: f32) -> Result<f32, Status> {
-    if value.is_finite() { Ok(value) } else { Err(refuse(format!("{name} is not a number"))) }
+    if value.is_finite() {
+        Ok(value)
+    } else {
+        Err(refuse(format!("{name} must be a finite number")))
+    }
 }
 
 fn refuse(why: impl ToString) -> Status {
@@ -269,7 +274,7 @@ mod tests {
     fn request() -> v1::GenerateRequest {
         v1::GenerateRequest {
             tx: Some(v1::TxId { conductor_incarnation: 1, serial: 2 }),
-            leg: v1::Leg::Whole.into(),
+            phase: v1::Phase::Full.into(),
             request_id: "r".into(),
             prompt: vec![5; 20],
             sampling: Some(v1::SamplingParams {
@@ -347,11 +352,14 @@ mod tests {
         wrong(&|r| r.chunks = vec![chunk(10, 1), chunk(1, 1)], "order");
         wrong(&|r| r.chunks = vec![chunk(1, 1), chunk(8, 1)], "order");
         wrong(&|r| (r.routed, r.chunks) = (vec![span(0, 1)], vec![chunk(7, 1)]), "order");
-        wrong(&|r| r.chunks = vec![chunk(4, 2)], "follows");
-        wrong(&|r| r.chunks = vec![chunk(u32::MAX, u32::MAX)], "follows");
-        wrong(&|r| (r.leg, r.chunks) = (v1::Leg::Decode.into(), vec![chunk(1, 1)]), "whole leg");
+        wrong(&|r| r.chunks = vec![chunk(4, 2)], "must follow");
+        wrong(&|r| r.chunks = vec![chunk(u32::MAX, u32::MAX)], "must follow");
+        wrong(
+            &|r| (r.phase, r.chunks) = (v1::Phase::Decode.into(), vec![chunk(1, 1)]),
+            "phase `full`",
+        );
         let half = v1::Chunk { routed: vec![span(0, 1)], ..chunk(1, 2) };
-        wrong(&move |r| r.chunks = vec![half.clone()], "in part");
+        wrong(&move |r| r.chunks = vec![half.clone()], "only in part");
         let rest = v1::Chunk { routed: vec![span(1, 1)], ..chunk(1, 2) };
         let without_its_beginning = move |r: &mut v1::GenerateRequest| {
             (r.prompt, r.chunks) = (vec![5; 27], vec![rest.clone()]);
@@ -363,7 +371,10 @@ mod tests {
             r.chunks = [1, 9, 17].map(one).to_vec();
         };
         assert!(check(many).is_ok());
-        wrong(&|r| r.chunks = vec![chunk(1, 1); CHUNKS_MAX + 1], "chunks at most");
+        wrong(
+            &|r| r.chunks = vec![chunk(1, 1); CHUNKS_MAX + 1],
+            &format!("at most {CHUNKS_MAX} chunks"),
+        );
         let chosen = v1::GenerateRequest { chunks: vec![chunk(1, 1)], ..request() };
         assert!(limits(Role::Both).check(chosen.clone()).is_ok());
         let selects = Limits { selects: true, ..limits(Role::Both) };
@@ -378,25 +389,31 @@ mod tests {
             assert!(why.contains(part), "{why:?} does not say {part:?}");
         };
         wrong(check(|r| r.tx = None), "`tx`");
-        wrong(check(|r| r.leg = 0), "leg");
-        wrong(check(|r| r.leg = 9), "leg");
+        wrong(check(|r| r.phase = 0), "`phase`");
+        wrong(check(|r| r.phase = 9), "`phase`");
         wrong(check(|r| r.prompt.clear()), "empty");
         wrong(check(|r| r.prompt = vec![5; 32]), "32 tokens");
         wrong(check(|r| r.prompt[3] = 100), "token 100");
-        wrong(check(|r| r.sampling = None), "sampling");
+        wrong(check(|r| r.sampling = None), "`sampling`");
         wrong(check(|r| r.namespace.clear()), "namespace");
         wrong(check(|r| r.routed = vec![span(0, 1), span(2, 1)]), "gap");
         wrong(check(|r| r.routed = vec![span(1, 1), span(1, 1)]), "gap");
         wrong(check(|r| r.routed = vec![span(1, u32::MAX)]), "too many");
         wrong(check(|r| r.routed = vec![span(0, 0)]), "gap");
-        wrong(check(|r| r.routed = vec![span(0, 3)]), "not routed");
-        wrong(check(|r| (r.prompt, r.routed) = (vec![5; 16], vec![span(1, 1)])), "not routed");
-        wrong(check(|r| (r.prompt, r.routed) = (vec![5; 16], vec![span(0, 2)])), "not routed");
+        wrong(check(|r| r.routed = vec![span(0, 3)]), "must not be routed");
+        wrong(
+            check(|r| (r.prompt, r.routed) = (vec![5; 16], vec![span(1, 1)])),
+            "must not be routed",
+        );
+        wrong(
+            check(|r| (r.prompt, r.routed) = (vec![5; 16], vec![span(0, 2)])),
+            "must not be routed",
+        );
         wrong(check(|r| r.routed = vec![v1::RoutedSpan { tx: None, ..span(0, 1) }]), "`tx`");
         wrong(check(|r| r.routed = vec![v1::RoutedSpan { lease_ms: 0, ..span(0, 1) }]), "lease");
         wrong(
-            check(|r| (r.leg, r.routed) = (v1::Leg::Decode.into(), vec![span(0, 1)])),
-            "whole leg",
+            check(|r| (r.phase, r.routed) = (v1::Phase::Decode.into(), vec![span(0, 1)])),
+            "phase `full`",
         );
         wrong(check(|r| r.request_id = "x".repeat(257)), "request_id");
         wrong(check_sampling(|s| s.max_tokens = 0), "max_tokens");
@@ -437,17 +454,17 @@ mod tests {
     #[test]
     fn an_engine_takes_the_legs_of_its_role_only() {
         for (role, taken) in [
-            (Role::Both, &[v1::Leg::Prefill, v1::Leg::Decode, v1::Leg::Whole][..]),
-            (Role::Prefill, &[v1::Leg::Prefill]),
-            (Role::Decode, &[v1::Leg::Decode]),
+            (Role::Both, &[v1::Phase::Prefill, v1::Phase::Decode, v1::Phase::Full][..]),
+            (Role::Prefill, &[v1::Phase::Prefill]),
+            (Role::Decode, &[v1::Phase::Decode]),
         ] {
-            for leg in [v1::Leg::Prefill, v1::Leg::Decode, v1::Leg::Whole] {
-                let request = v1::GenerateRequest { leg: leg.into(), ..request() };
+            for leg in [v1::Phase::Prefill, v1::Phase::Decode, v1::Phase::Full] {
+                let request = v1::GenerateRequest { phase: leg.into(), ..request() };
                 match limits(role).check(request) {
                     Ok(checked) => {
                         assert!(taken.contains(&leg), "{role:?} {leg:?}");
                         let side =
-                            if leg == v1::Leg::Decode { Side::Decode } else { Side::Prefill };
+                            if leg == v1::Phase::Decode { Side::Decode } else { Side::Prefill };
                         assert_eq!(checked.share.side, side);
                     }
                     Err(status) => {

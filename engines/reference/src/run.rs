@@ -61,13 +61,13 @@ async fn run_engine(config: Config, shutdown: CancellationToken) -> Result<(), E
     let listen_failed = |source| Error::Listen { address: config.listen, source };
     let listener = TcpListener::bind(config.listen).await.map_err(listen_failed)?;
     let address = listener.local_addr().map_err(listen_failed)?;
-    let address = config.advertise.clone().unwrap_or_else(|| address.to_string());
+    let address = config.advertise_address.clone().unwrap_or_else(|| address.to_string());
     let loaded = load(&config).await?;
     tracing::info!(
         instance_id = config.instance_id,
         address,
         model = config.model_name,
-        "the engine is up"
+        "started the engine"
     );
     Engine::start(config, loaded)?.serve(listener, address, shutdown).await
 }
@@ -79,7 +79,7 @@ struct Loaded {
 }
 
 async fn load(config: &Config) -> Result<Loaded, Error> {
-    let dir = config.model.clone();
+    let dir = config.model_dir.clone();
     let options = LoadOptions {
         threads: config.threads as usize,
         precision: config.attention_precision.of_kernels(),
@@ -124,7 +124,7 @@ impl Engine {
         let route_registry = Registry::new();
         let router = Arc::new(Router::new(&config, model.config(), route_registry.clone()));
         let (layer_log, layer_log_writer) = start_layer_log(&config, &metrics)?.unzip();
-        let requests_max = config.max_running.saturating_add(config.max_waiting);
+        let requests_max = config.running_requests_max.saturating_add(config.waiting_requests_max);
         let shared = Shared {
             vocabulary,
             admission: Arc::new(Admission::new(requests_max)),
@@ -138,7 +138,7 @@ impl Engine {
             inbox: Arc::clone(&inbox),
             options: scheduler_options(&config, &model),
             shared: shared.clone(),
-            drain_us: u64::from(config.drain_ms) * 1_000,
+            drain_us: u64::from(config.drain_timeout_ms) * 1_000,
             lost: lost_sender,
         };
         let (ended, compute_ended) = oneshot::channel();
@@ -179,7 +179,7 @@ impl Engine {
             exchange: ExchangeOptions {
                 dtype: routes::wire_dtype(&config),
                 heads_of_rank: routes::heads_of_rank(&config, model.config()),
-                deadline: Duration::from_millis(config.routes.deadline_ms.into()),
+                deadline: Duration::from_millis(config.routes.answer_timeout_ms.into()),
             },
             lost,
             metrics: shared.metrics.clone(),
@@ -218,7 +218,7 @@ impl Engine {
         if let Some(writer) = self.layer_log_writer {
             let _ = tokio::task::spawn_blocking(move || writer.join()).await;
         }
-        tracing::info!(instance_id = config.instance_id, "the engine has stopped");
+        tracing::info!(instance_id = config.instance_id, "stopped the engine");
         ended
     }
 }
@@ -227,17 +227,17 @@ fn start_layer_log(
     config: &Config,
     metrics: &Metrics,
 ) -> Result<Option<(LayerLog, LayerLogWriter)>, Error> {
-    let Some(path) = &config.layer_log else { return Ok(None) };
+    let Some(path) = &config.layer_log_file else { return Ok(None) };
     let started = LayerLog::start(path, metrics.layer_log_dropped.clone());
     started.map(Some).map_err(|source| Error::LayerLog { path: path.clone(), source })
 }
 
 fn scheduler_options(config: &Config, model: &Model) -> SchedulerOptions {
     SchedulerOptions {
-        chunk_tokens: config.chunk_tokens,
+        prefill_chunk_tokens: config.prefill_chunk_tokens,
         block_tokens: config.block_tokens,
-        max_running: config.max_running,
-        grow_wait_us: u64::from(config.grow_wait_ms) * 1_000,
+        running_requests_max: config.running_requests_max,
+        grow_wait_us: u64::from(config.slot_wait_timeout_ms) * 1_000,
         vocab: model.config().vocab as u32,
     }
 }
@@ -272,7 +272,7 @@ fn attach_options(config: &Config, model: &Model, grpc_address: String) -> Attac
         },
         layout: model.config().layout(config.block_tokens, config.kv_dtype),
         grpc_address,
-        max_running: config.max_running,
+        running_requests_max: config.running_requests_max,
         pool: None,
     }
 }

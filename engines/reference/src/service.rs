@@ -65,7 +65,7 @@ impl<A> EngineService<A> {
         };
         let Some(admitted) = self.shared.admission.try_admit(prompt_tokens) else {
             self.refused("full");
-            return Err(Status::resource_exhausted("the engine has as many requests as it takes"));
+            return Err(Status::resource_exhausted("the engine has reached its request limit"));
         };
         let (sink, events) = events::channel(request.answer.max_tokens);
         let (routed, places) = (None, Vec::new());
@@ -84,7 +84,7 @@ impl<A> EngineService<A> {
         };
         let opened = match &self.router {
             Some(router) => router.open(namespace, wanted).await,
-            None => Err(Status::failed_precondition("this engine routes no queries")),
+            None => Err(Status::failed_precondition("this engine does not route queries")),
         };
         opened.map(Some).map_err(|mut status| {
             self.refused("unrouted");
@@ -182,7 +182,7 @@ mod tests {
     fn request() -> v1::GenerateRequest {
         v1::GenerateRequest {
             tx: Some(v1::TxId { conductor_incarnation: 1, serial: 2 }),
-            leg: v1::Leg::Prefill.into(),
+            phase: v1::Phase::Prefill.into(),
             prompt: vec![5; 20],
             sampling: Some(v1::SamplingParams {
                 top_p: 1.0,

@@ -1,5 +1,5 @@
-//! `kvasir admin`: what an administrator asks of one store node, and its answers as text or as JSON.
-//! It decides nothing; what is refused is refused by the node, with what to do about it.
+//! `kvasir admin`: commands of an administrator to one store node, and its answers as text or as JSON.
+//! The node decides and refuses.
 
 mod text;
 
@@ -21,17 +21,17 @@ const CALL: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(200);
 const PAGE_BLOCKS: u32 = 1_000;
 const PAGE_CONTEXTS: u32 = 1_000;
-/// What a conductor without keys calls whoever asks.
-const NOBODY: &str = "(nobody)";
+/// The tenant of all requests at a conductor without API keys.
+const ANONYMOUS: &str = "(nobody)";
 
 /// Flags of `kvasir admin`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Flags {
-    /// The store node's gRPC address: `listen` of its configuration.
+    /// gRPC address of the store node: `listen` in its configuration.
     #[arg(long, value_name = "ADDRESS")]
     node: String,
 
-    /// Prints JSON and nothing else: one object, of a list one object a line.
+    /// Print only JSON: one object, or for a list one object per line.
     #[arg(long, global = true)]
     json: bool,
 
@@ -41,70 +41,70 @@ pub(crate) struct Flags {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Says what the node is, what it holds and how far a drain is.
+    /// Show the node's engines, slots, tiers and the progress of a drain.
     Status,
-    /// Lists blocks of all tiers.
+    /// List the blocks of all tiers.
     List(ListFlags),
-    /// Says all that is known of one block, and computes its checksum again.
+    /// Show the details of one block and verify its checksum.
     Inspect {
         /// The block's key: 32 hexadecimal digits.
         key: String,
     },
-    /// Pins a block of the memory, and all before it, for a time.
+    /// Pin a block in DRAM, and all blocks before it, for a limited time.
     Pin {
         /// The block's key: 32 hexadecimal digits.
         key: String,
-        /// After so many seconds it ends by itself; at most a day.
+        /// Time to live of the pin; at most 86400 (a day).
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
-        seconds: u64,
+        ttl_seconds: u64,
     },
-    /// Ends a pin before its time.
+    /// Remove a pin.
     Unpin {
-        /// The number that `pin` answered.
+        /// The number that `pin` printed.
         pin: u64,
     },
-    /// Evicts a block and all after it, or a namespace, from all tiers. What is pinned or kept stays.
+    /// Evict a block and all blocks after it, or a namespace, from all tiers. Pinned blocks and contexts stay.
     Evict {
         /// The block's key: 32 hexadecimal digits.
         #[arg(long, conflicts_with = "namespace", required_unless_present = "namespace")]
         key: Option<String>,
-        /// The hash of the namespace: 32 hexadecimal digits, as `list` has it.
+        /// The hash of the namespace: 32 hexadecimal digits, as `list` prints it.
         #[arg(long)]
         namespace: Option<String>,
     },
-    /// Copies a block, and all before it, to another node. Returns when they are there.
+    /// Copy a block, and all blocks before it, to another node, and wait for the end of the copy.
     Replicate {
         /// The block's key: 32 hexadecimal digits.
         key: String,
-        /// The other node: `listen` of its configuration.
+        /// gRPC address of the other node: `listen` in its configuration.
         #[arg(long, value_name = "ADDRESS")]
         to: String,
-        /// Waits no longer than so many seconds; the node goes on.
+        /// Stop waiting after this time; the node continues.
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         timeout: u64,
     },
-    /// Lists what is kept for a tenant, from its own node or an object store.
+    /// List the contexts of a tenant on this node and in its object store.
     Contexts {
-        /// The tenant's name in the conductor's file of keys; where there is none, that of everybody.
-        #[arg(long, default_value = NOBODY)]
+        /// The tenant's name in the conductor's file of API keys. The default is the tenant of conductors without API keys.
+        #[arg(long, default_value = ANONYMOUS)]
         tenant: String,
-        /// At most so many; 0 for all.
+        /// The largest number to list; 0 for all.
         #[arg(long, value_name = "CONTEXTS", default_value_t = 1_000)]
         limit: usize,
     },
-    /// Ends a context before its time: its blocks compete like any others. Returns when that is durable.
-    DropContext {
-        /// As for `contexts`.
-        #[arg(long, default_value = NOBODY)]
+    /// Delete a context before its expiry. Its blocks become normal blocks. Waits until the deletion is durable.
+    DeleteContext {
+        /// The tenant, as for `contexts`.
+        #[arg(long, default_value = ANONYMOUS)]
         tenant: String,
-        /// The hash of its namespace: 32 hexadecimal digits, as `contexts` has it.
+        /// The hash of its namespace: 32 hexadecimal digits, as `contexts` prints it.
         #[arg(long)]
         namespace: String,
-        /// The key of its last block: 32 hexadecimal digits, as `contexts` has it.
+        /// The key of its last block: 32 hexadecimal digits, as `contexts` prints it.
         #[arg(long)]
         key: String,
     },
-    /// Drains the node: it takes no new work, and what it must not lose moves to other nodes.
+    /// Drain the node: it accepts no new work and moves contexts and hot blocks to other nodes.
     Drain(DrainFlags),
 }
 
@@ -120,59 +120,63 @@ impl Action {
 
 #[derive(Debug, clap::Args)]
 struct ListFlags {
-    /// Only blocks with a copy there: dram or ssd.
+    /// Only blocks on this tier.
     #[arg(long, value_parser = ["dram", "ssd"])]
     tier: Option<String>,
-    /// Only blocks of this class: normal or context.
+    /// Only blocks of this class.
     #[arg(long, value_parser = ["normal", "context"])]
     class: Option<String>,
     /// Only blocks of this namespace: 32 hexadecimal digits.
     #[arg(long)]
     namespace: Option<String>,
-    /// At most so many; 0 for all.
+    /// The largest number to list; 0 for all.
     #[arg(long, value_name = "BLOCKS", default_value_t = 1_000)]
     limit: usize,
 }
 
 #[derive(Debug, clap::Args)]
 struct DrainFlags {
-    /// Where blocks may go, in place of the node's `replicas.peers`; may be given several times.
+    /// gRPC address of a node that receives blocks, in place of the node's `replication.peers`. Can be repeated.
     #[arg(long, value_name = "ADDRESS")]
     to: Vec<String>,
-    /// The most bytes of blocks that move though nobody was promised them, in place of the node's
-    /// `replicas.drain_hot_bytes_max`.
+    /// Limit for the bytes of hot blocks that move, in place of the node's
+    /// `replication.drain_hot_bytes_max`.
     #[arg(long, value_name = "BYTES")]
     hot_bytes: Option<u64>,
-    /// Returns only when the node has drained.
+    /// Wait until the node is drained.
     #[arg(long)]
     wait: bool,
-    /// With `--wait`: gives up after so many seconds; the node goes on.
+    /// With `--wait`: stop waiting after this time; the node continues.
     #[arg(long, value_name = "SECONDS", requires = "wait")]
     timeout: Option<u64>,
-    /// Takes new work again.
+    /// Cancel the drain: the node accepts new work again.
     #[arg(long, conflicts_with_all = ["to", "hot_bytes", "wait"])]
-    stop: bool,
+    cancel: bool,
 }
 
-/// Why an administrator was not served.
+/// Errors of `kvasir admin`.
 #[derive(Debug, thiserror::Error)]
 enum AdminError {
     #[error(
-        "no store node answers at {node} ({why}); --node is `listen` of its configuration, as in \
+        "no store node answers at {node} ({why}); set --node to `listen` in its configuration, as in \
          127.0.0.1:7401"
     )]
     NoNode { node: String, why: String },
-    #[error("{node} is no store node that can be administered: it may be older than this program")]
+    #[error(
+        "{node} is not a store node with an administration service; its version may be older than this program"
+    )]
     Unknown { node: String },
-    #[error("the node refuses: {0}")]
+    #[error("the node refused: {0}")]
     Refused(String),
-    #[error("{what} {got:?} must have 32 hexadecimal digits, as `kvasir admin list` prints them")]
+    #[error(
+        "{what} {got:?} is invalid: write 32 hexadecimal digits, as `kvasir admin list` prints them"
+    )]
     Hex { what: &'static str, got: String },
     #[error(
-        "not copied after {seconds} s, and the node goes on; its metric kvasir_store_copies_total counts the end"
+        "the copy did not end within {seconds} s, and the node continues; its metric kvasir_store_replications_total counts the outcome"
     )]
     NotCopied { seconds: u64 },
-    #[error("not drained after {seconds} s, and the node goes on: {state}")]
+    #[error("the node is not drained after {seconds} s, and it continues: {state}")]
     NotDrained { seconds: u64, state: String },
 }
 
@@ -204,15 +208,15 @@ async fn serve(flags: &Flags) -> Result<(), AdminError> {
         Action::Status => session.status().await,
         Action::List(list) => session.list(list).await,
         Action::Inspect { key } => session.inspect(key).await,
-        Action::Pin { key, seconds } => session.pin(key, *seconds).await,
+        Action::Pin { key, ttl_seconds } => session.pin(key, *ttl_seconds).await,
         Action::Unpin { pin } => session.unpin(*pin).await,
         Action::Evict { key, namespace } => {
             session.evict(key.as_deref(), namespace.as_deref()).await
         }
         Action::Replicate { key, to, timeout } => session.replicate(key, to, *timeout).await,
         Action::Contexts { tenant, limit } => session.contexts(tenant, *limit).await,
-        Action::DropContext { tenant, namespace, key } => {
-            session.drop_context(tenant, namespace, key).await
+        Action::DeleteContext { tenant, namespace, key } => {
+            session.delete_context(tenant, namespace, key).await
         }
         Action::Drain(drain) => session.drain(drain).await,
     }
@@ -275,7 +279,7 @@ impl Session<'_> {
                 block_class: class.into(),
                 namespace: namespace.clone(),
                 blocks_max: u32::try_from(left).unwrap_or(PAGE_BLOCKS).clamp(1, PAGE_BLOCKS),
-                from,
+                start_at: from,
             };
             let page = self.client.list(request).await;
             let page = page.map_err(|status| self.failed(&status))?.into_inner();
@@ -302,7 +306,7 @@ impl Session<'_> {
         let pin = self.client.pin(v1::PinRequest { key: block_key(key)?, ttl_ms }).await;
         let v1::PinReply { pin, blocks } = pin.map_err(|status| self.failed(&status))?.into_inner();
         self.say(
-            &serde_json::json!({ "pin": pin, "blocks": blocks, "seconds": seconds }),
+            &serde_json::json!({ "pin": pin, "blocks": blocks, "ttl_seconds": seconds }),
             &format!("pin {pin} holds {blocks} blocks for {seconds} s"),
         );
         Ok(())
@@ -311,17 +315,17 @@ impl Session<'_> {
     async fn unpin(&mut self, pin: u64) -> Result<(), AdminError> {
         let unpinned = self.client.unpin(v1::UnpinRequest { pin }).await;
         unpinned.map_err(|status| self.failed(&status))?;
-        self.say(&serde_json::json!({ "pin": pin }), &format!("pin {pin} has ended"));
+        self.say(&serde_json::json!({ "pin": pin }), &format!("removed pin {pin}"));
         Ok(())
     }
 
     async fn evict(&mut self, key: Option<&str>, of: Option<&str>) -> Result<(), AdminError> {
-        use v1::evict_request::What;
-        let what = match (key, of) {
-            (Some(key), _) => Some(What::Key(block_key(key)?)),
-            (None, of) => of.map(namespace).transpose()?.map(What::Namespace),
+        use v1::evict_request::Target;
+        let target = match (key, of) {
+            (Some(key), _) => Some(Target::Key(block_key(key)?)),
+            (None, of) => of.map(namespace).transpose()?.map(Target::Namespace),
         };
-        let evicted = self.client.evict(v1::EvictRequest { what }).await;
+        let evicted = self.client.evict(v1::EvictRequest { target }).await;
         let evicted = evicted.map_err(|status| self.failed(&status))?.into_inner();
         self.say(&text::evicted_json(&evicted), &text::evicted(&evicted));
         Ok(())
@@ -337,7 +341,7 @@ impl Session<'_> {
         let blocks = copied.into_inner().blocks;
         self.say(
             &serde_json::json!({ "key": key, "to": to, "blocks": blocks }),
-            &format!("{to} has {blocks} blocks of the chain"),
+            &format!("{to} holds {blocks} blocks of the chain"),
         );
         Ok(())
     }
@@ -351,7 +355,7 @@ impl Session<'_> {
             let request = v1::ListContextsRequest {
                 tenant: tenant.to_owned(),
                 contexts_max: u32::try_from(left).unwrap_or(PAGE_CONTEXTS).clamp(1, PAGE_CONTEXTS),
-                from,
+                start_at: from,
             };
             let page = self.store.list_contexts(request).await;
             let page = page.map_err(|status| self.refused(&status))?.into_inner();
@@ -368,24 +372,29 @@ impl Session<'_> {
         }
     }
 
-    async fn drop_context(&mut self, tenant: &str, of: &str, key: &str) -> Result<(), AdminError> {
-        let request = v1::DropContextRequest {
+    async fn delete_context(
+        &mut self,
+        tenant: &str,
+        of: &str,
+        key: &str,
+    ) -> Result<(), AdminError> {
+        let request = v1::DeleteContextRequest {
             tenant: tenant.to_owned(),
             namespace: namespace(of)?,
             last_key: block_key(key)?,
         };
-        let dropped = self.store.drop_context(request).await;
+        let dropped = self.store.delete_context(request).await;
         dropped.map_err(|status| self.refused(&status))?;
         self.say(
             &serde_json::json!({ "tenant": tenant, "namespace": of, "last_key": key }),
-            "the context has ended, on this node",
+            "deleted the context on this node",
         );
         Ok(())
     }
 
     async fn drain(&mut self, flags: &DrainFlags) -> Result<(), AdminError> {
-        if flags.stop {
-            let status = self.client.stop_drain(v1::StopDrainRequest {}).await;
+        if flags.cancel {
+            let status = self.client.cancel_drain(v1::CancelDrainRequest {}).await;
             let status = status.map_err(|status| self.failed(&status))?.into_inner();
             self.say(&text::drain_json(&status), &text::drain(&status));
             return Ok(());
@@ -412,7 +421,7 @@ impl Session<'_> {
             let polled = polled.map_err(|status| self.failed(&status))?.into_inner();
             status = polled.drain.unwrap_or_default();
             if !status.draining {
-                let why = "it does not drain any more: it was restarted, or told to stop draining";
+                let why = "the drain ended: the node was restarted, or the drain was cancelled";
                 return Err(AdminError::Refused(why.to_owned()));
             }
         }

@@ -1,8 +1,8 @@
-//! Answers of a store node to its administrator, as lines for people and as JSON for programs.
+//! Answers of a store node as text and as JSON.
 
 use std::fmt::Write;
 
-use kvasir_proto::v1;
+use kvasir_proto::{Share, v1};
 use serde_json::{Value, json};
 
 /// Above the lines of [`listed`].
@@ -11,7 +11,7 @@ key                               namespace                         dram slot/ge
 
 /// Above the lines of [`context`].
 pub(super) const CONTEXTS_HEAD: &str = "\
-namespace                         last key                          blocks  until (Unix ms)  for";
+namespace                         last key                          blocks  expires (Unix ms)  in";
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -28,7 +28,7 @@ fn ssd_json(copy: &v1::SsdCopy) -> Value {
     let mut value = json!({ "class": class(copy) });
     if copy.block_class() == v1::BlockClass::Context {
         value["tenant"] = format!("{:016x}", copy.tenant).into();
-        value["until_unix_ms"] = copy.until_unix_ms.into();
+        value["expires_unix_ms"] = copy.expires_unix_ms.into();
     }
     if copy.bytes > 0 {
         value["bytes"] = copy.bytes.into();
@@ -60,25 +60,20 @@ pub(super) fn listed(block: &v1::ListedBlock) -> String {
 
 fn holder(holder: &v1::BlockHolder) -> String {
     use v1::block_holder::Holder;
-    let who = match &holder.holder {
-        Some(Holder::Share(share)) => {
-            let tx = share.tx.unwrap_or_default();
-            let side = match share.side() {
-                v1::Side::Prefill => "prefill",
-                v1::Side::Decode => "decode",
-                v1::Side::Source => "source",
-                v1::Side::Unspecified => "unknown",
-            };
-            format!("share {:016x}-{}/{side}", tx.conductor_incarnation, tx.serial)
-        }
+    let name = match &holder.holder {
+        // As logs print it, so that the two can be matched.
+        Some(Holder::Share(share)) => match Share::from_wire(share.tx, share.side) {
+            Ok(share) => format!("share {share}"),
+            Err(_) => "unknown share".to_owned(),
+        },
         Some(Holder::Engine(epoch)) => format!("engine of attachment {epoch}"),
-        Some(Holder::Sink(_)) => "being written to the SSD".to_owned(),
+        Some(Holder::Demotion(_)) => "demotion to the SSD".to_owned(),
         Some(Holder::Pin(pin)) => format!("pin {pin}"),
         None => "unknown".to_owned(),
     };
-    match holder.left_ms {
-        Some(left_ms) => format!("{who}, for {left_ms} ms yet"),
-        None => who,
+    match holder.remaining_ms {
+        Some(left_ms) => format!("{name}, for another {left_ms} ms"),
+        None => name,
     }
 }
 
@@ -89,7 +84,7 @@ pub(super) fn inspection_json(found: &v1::BlockInspection) -> Value {
         "parent": (!found.parent.is_empty()).then(|| hex(&found.parent)),
         "dram": found.dram.as_ref().map(dram_json),
         "ssd": found.ssd.as_ref().map(ssd_json),
-        "rising": found.rising,
+        "promoting": found.promoting,
         "checksum": found.checksum.map(|sum| format!("{sum:016x}")),
         "checksum_matches": found.dram.as_ref().map(|_| found.checksum_matches),
         "holders": found.holders.iter().map(holder).collect::<Vec<_>>(),
@@ -105,7 +100,7 @@ pub(super) fn inspection(found: &v1::BlockInspection) -> String {
     line("key", &hex(&found.key));
     line("namespace", &hex(&found.namespace));
     let parent =
-        if found.parent.is_empty() { "none: the first".into() } else { hex(&found.parent) };
+        if found.parent.is_empty() { "none (first block)".into() } else { hex(&found.parent) };
     line("parent", &parent);
     match &found.dram {
         Some(copy) => {
@@ -113,43 +108,44 @@ pub(super) fn inspection(found: &v1::BlockInspection) -> String {
             line("dram", &format!("slot {slot}, generation {generation}, {pins} pins"));
             let sum = found.checksum.unwrap_or_default();
             let state = match found.checksum_matches {
-                true => format!("{sum:016x}, and the bytes have it"),
-                false => format!("{sum:016x}, AND THE BYTES DO NOT HAVE IT: the copy is rotten"),
+                true => format!("{sum:016x}, verified"),
+                false => format!("{sum:016x}, MISMATCH: the copy is corrupt"),
             };
             line("checksum", &state);
         }
-        None if found.rising => line("dram", "being read from the SSD"),
-        None => line("dram", "not there"),
+        None if found.promoting => line("dram", "promotion from the SSD"),
+        None => line("dram", "absent"),
     }
     match &found.ssd {
         Some(copy) if copy.block_class() == v1::BlockClass::Context => {
-            let (tenant, until, bytes) = (copy.tenant, copy.until_unix_ms, copy.bytes);
-            let kept =
-                format!("kept for tenant {tenant:016x} until {until} (Unix ms), {bytes} bytes");
+            let (tenant, until, bytes) = (copy.tenant, copy.expires_unix_ms, copy.bytes);
+            let kept = format!(
+                "context of tenant {tenant:016x}, expires at {until} (Unix ms), {bytes} bytes"
+            );
             line("ssd", &kept);
         }
         Some(copy) => line("ssd", &format!("normal, {} bytes", copy.bytes)),
-        None => line("ssd", "not there"),
+        None => line("ssd", "absent"),
     }
     found.holders.iter().for_each(|of| line("held by", &holder(of)));
     text
 }
 
-pub(super) fn context_json(context: &v1::KeptContext) -> Value {
+pub(super) fn context_json(context: &v1::PersistedContext) -> Value {
     json!({
         "namespace": hex(&context.namespace),
         "last_key": hex(&context.last_key),
         "blocks": context.blocks,
-        "since_unix_ms": context.since_unix_ms,
-        "until_unix_ms": context.until_unix_ms,
+        "created_unix_ms": context.created_unix_ms,
+        "expires_unix_ms": context.expires_unix_ms,
     })
 }
 
-pub(super) fn context(context: &v1::KeptContext, now_unix_ms: u64) -> String {
-    let v1::KeptContext { namespace, last_key, blocks, until_unix_ms, .. } = context;
-    let left_s = until_unix_ms.saturating_sub(now_unix_ms) / 1_000;
+pub(super) fn context(context: &v1::PersistedContext, now_unix_ms: u64) -> String {
+    let v1::PersistedContext { namespace, last_key, blocks, expires_unix_ms, .. } = context;
+    let left_s = expires_unix_ms.saturating_sub(now_unix_ms) / 1_000;
     let (namespace, last_key) = (hex(namespace), hex(last_key));
-    format!("{namespace}  {last_key}  {blocks:>6}  {until_unix_ms:>15}  {left_s} s yet")
+    format!("{namespace}  {last_key}  {blocks:>6}  {expires_unix_ms:>17}  {left_s} s")
 }
 
 pub(super) fn evicted_json(evicted: &v1::EvictReply) -> Value {
@@ -157,19 +153,21 @@ pub(super) fn evicted_json(evicted: &v1::EvictReply) -> Value {
         "dram_blocks": evicted.dram_blocks,
         "ssd_blocks": evicted.ssd_blocks,
         "pinned_blocks": evicted.pinned_blocks,
-        "kept_blocks": evicted.kept_blocks,
+        "retained_blocks": evicted.retained_blocks,
     })
 }
 
 pub(super) fn evicted(evicted: &v1::EvictReply) -> String {
-    let v1::EvictReply { dram_blocks, ssd_blocks, pinned_blocks, kept_blocks } = evicted;
-    let mut text =
-        format!("evicted {dram_blocks} blocks of the memory and {ssd_blocks} of the SSD");
+    let v1::EvictReply { dram_blocks, ssd_blocks, pinned_blocks, retained_blocks } = evicted;
+    let mut text = format!("evicted {dram_blocks} blocks from DRAM and {ssd_blocks} from the SSD");
     if *pinned_blocks > 0 {
-        let _ = write!(text, "; {pinned_blocks} are pinned (`inspect` says by whom) and stay");
+        let _ = write!(text, "; {pinned_blocks} pinned blocks stay (`inspect` shows the holders)");
     }
-    if *kept_blocks > 0 {
-        let _ = write!(text, "; {kept_blocks} on the SSD are kept for tenants, or being read");
+    if *retained_blocks > 0 {
+        let _ = write!(
+            text,
+            "; {retained_blocks} blocks on the SSD stay: they belong to contexts or are being read"
+        );
     }
     text
 }
@@ -179,13 +177,13 @@ pub(super) fn drain_json(status: &v1::DrainStatus) -> Value {
         "draining": status.draining,
         "drained": status.drained,
         "shares": status.shares,
-        "kept_chains_moved": status.kept_chains_moved,
-        "kept_chains_left": status.kept_chains_left,
+        "context_chains_moved": status.context_chains_moved,
+        "context_chains_left": status.context_chains_left,
         "hot_chains_moved": status.hot_chains_moved,
         "hot_chains_left": status.hot_chains_left,
         "hot_chains_failed": status.hot_chains_failed,
         "copies": status.copies,
-        "waits_for": status.waits_for,
+        "waiting_for": status.waiting_for,
     })
 }
 
@@ -194,19 +192,19 @@ pub(super) fn drain(status: &v1::DrainStatus) -> String {
     if !status.draining {
         return "serving".to_owned();
     }
-    let v1::DrainStatus { kept_chains_moved, kept_chains_left, .. } = status;
+    let v1::DrainStatus { context_chains_moved, context_chains_left, .. } = status;
     let v1::DrainStatus { hot_chains_moved, hot_chains_left, hot_chains_failed, .. } = status;
     let mut text = if status.drained { "drained".to_owned() } else { "draining".to_owned() };
     let _ = write!(
         text,
-        ": {} shares open; kept chains: {kept_chains_moved} moved, {kept_chains_left} left; hot \
-         chains: {hot_chains_moved} moved, {hot_chains_left} left, {hot_chains_failed} not taken",
+        ": {} shares open; context chains: {context_chains_moved} moved, {context_chains_left} left; hot \
+         chains: {hot_chains_moved} moved, {hot_chains_left} left, {hot_chains_failed} failed",
         status.shares
     );
-    if !status.waits_for.is_empty() {
-        let _ = write!(text, "; in the way: {}", status.waits_for);
-        if status.waits_for.starts_with("no other node") {
-            text.push_str(" (name one with --to)");
+    if !status.waiting_for.is_empty() {
+        let _ = write!(text, "; waiting for: {}", status.waiting_for);
+        if status.waiting_for.starts_with("no other node") {
+            text.push_str(" (set one with --to)");
         }
     }
     text
@@ -224,17 +222,17 @@ pub(super) fn status_json(status: &v1::AdminStatus) -> Value {
             "allocated": status.slots_allocated,
             "committed": status.slots_committed,
             "evictable": status.slots_evictable,
-            "leaving": status.slots_leaving,
+            "releasing": status.slots_releasing,
             "quarantined": status.slots_quarantined,
-            "rising": status.slots_rising,
+            "promoting": status.slots_promoting,
         },
         "shares": status.shares,
-        "shares_ending": status.shares_ending,
+        "shares_aborting": status.shares_aborting,
         "pins": status.pins,
         "admin_pins": status.admin_pins,
-        "sinking": status.sinking,
-        "kept_blocks": status.kept_blocks,
-        "kept_bytes": status.kept_bytes,
+        "demoting_blocks": status.demoting_blocks,
+        "context_blocks": status.context_blocks,
+        "context_bytes": status.context_bytes,
         "ssd": node.ssd.as_ref().map(|ssd| json!({
             "usable": ssd.usable,
             "state": ssd.state,
@@ -252,7 +250,7 @@ fn engine_json(attached: &v1::AttachedInstance) -> Value {
     json!({
         "instance": description.instance_id,
         "role": role(description.role()),
-        "plays": role(description.plays()),
+        "current_role": role(description.current_role()),
         "attach_epoch": description.attach_epoch,
         "running": load.running,
         "waiting": load.waiting,
@@ -263,14 +261,14 @@ fn engine_json(attached: &v1::AttachedInstance) -> Value {
 fn engine(attached: &v1::AttachedInstance) -> String {
     let description = attached.description.clone().unwrap_or_default();
     let load = attached.load.unwrap_or_default();
-    let plays = match description.plays() {
+    let current_role = match description.current_role() {
         v1::Role::Unspecified => description.role(),
-        plays => plays,
+        current => current,
     };
     format!(
         "{} ({}): {} running, {} waiting",
         description.instance_id,
-        role(plays).unwrap_or("?"),
+        role(current_role).unwrap_or("?"),
         load.running,
         load.waiting
     )
@@ -301,21 +299,21 @@ pub(super) fn status(status: &v1::AdminStatus) -> String {
         (
             "slots",
             format!(
-                "{} in all: {} free, {} committed ({} could go), {} allocated, {} rising, {} leaving, \
-                 {} in quarantine",
+                "{} in total: {} free, {} committed ({} evictable), {} allocated, {} promoting, {} releasing, \
+                 {} quarantined",
                 node.slots_total,
                 node.slots_free,
                 status.slots_committed,
                 status.slots_evictable,
                 status.slots_allocated,
-                status.slots_rising,
-                status.slots_leaving,
+                status.slots_promoting,
+                status.slots_releasing,
                 status.slots_quarantined
             ),
         ),
-        ("shares", format!("{}, of them {} ending", status.shares, status.shares_ending)),
-        ("pins", format!("{}, of them {} by hand", status.pins, status.admin_pins)),
-        ("kept", format!("{} blocks, {} bytes", status.kept_blocks, status.kept_bytes)),
+        ("shares", format!("{}, of which {} aborting", status.shares, status.shares_aborting)),
+        ("pins", format!("{}, of which {} by administrators", status.pins, status.admin_pins)),
+        ("context", format!("{} blocks, {} bytes", status.context_blocks, status.context_bytes)),
         ("ssd", ssd),
     ];
     let engines = engines.into_iter().map(|engine| ("engine", engine));

@@ -54,7 +54,7 @@ fn every_daemon_takes_its_configuration() {
     assert_eq!(node.node_id, "host-1");
     assert_eq!(engine().attach_dir, node.attach_dir);
     assert_eq!(
-        node.replicas.peers, conductor.nodes,
+        node.replication.peers, conductor.nodes,
         "any of them may take what another one leaves"
     );
 }
@@ -86,7 +86,7 @@ fn probes_and_volumes_are_those_of_the_configurations() {
 fn a_pod_that_ends_has_time_to_drain() {
     let node = store_node();
     let drain = format!("--node \"$HOST_IP:{}\" drain --wait --timeout ", node.listen.port());
-    let afterwards_ms = node.drain_ms.max(engine().drain_ms.into());
+    let afterwards_ms = node.drain_timeout_ms.max(engine().drain_timeout_ms.into());
     let grace_s = number("terminationGracePeriodSeconds: ");
     // Some more, for connections to end.
     assert!(grace_s >= number(&drain) + afterwards_ms.div_ceil(1_000) + 10, "{grace_s} s");

@@ -16,7 +16,7 @@ pub(crate) struct UnknownKey {
 
 impl fmt::Display for UnknownKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "it has no key `{}`", self.path)?;
+        write!(f, "unknown key `{}`", self.path)?;
         match &self.nearest {
             Some(nearest) => write!(f, "; did you mean `{nearest}`?"),
             None => Ok(()),
@@ -144,13 +144,13 @@ mod tests {
         check_text("lease_ms = 5", Ok(()));
         check_text("verify.tcp = true\nmaybe.tcp = false\nfree.anything = 1", Ok(()));
         check_text("[[models]]\nname = 'a'", Ok(()));
-        check_text("leese_ms = 5", Err("it has no key `leese_ms`; did you mean `lease_ms`?"));
-        check_text("colour = 5", Err("it has no key `colour`"));
-        check_text("verify.tpc = 1", Err("it has no key `verify.tpc`; did you mean `tcp`?"));
-        check_text("maybe.tpc = 1", Err("it has no key `maybe.tpc`; did you mean `tcp`?"));
+        check_text("leese_ms = 5", Err("unknown key `leese_ms`; did you mean `lease_ms`?"));
+        check_text("colour = 5", Err("unknown key `colour`"));
+        check_text("verify.tpc = 1", Err("unknown key `verify.tpc`; did you mean `tcp`?"));
+        check_text("maybe.tpc = 1", Err("unknown key `maybe.tpc`; did you mean `tcp`?"));
         check_text(
             "[[models]]\nname = 'a'\n[[models]]\nnam = 'a'",
-            Err("it has no key `models[1].nam`; did you mean `name`?"),
+            Err("unknown key `models[1].nam`; did you mean `name`?"),
         );
     }
 }

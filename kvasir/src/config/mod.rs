@@ -22,13 +22,13 @@ pub(crate) use keys::UnknownKey;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    #[error("the configuration {} cannot be read", path.display())]
+    #[error("cannot read the configuration {}", path.display())]
     Unreadable { path: PathBuf, source: std::io::Error },
-    #[error("the configuration {} is not right: {source}", path.display())]
+    #[error("invalid configuration {}: {source}", path.display())]
     Malformed { path: PathBuf, source: toml::de::Error },
-    #[error("the configuration {} is refused: {unknown}", path.display())]
+    #[error("invalid configuration {}: {unknown}", path.display())]
     Unknown { path: PathBuf, unknown: UnknownKey },
-    #[error("the reference configuration cannot be written to {}", path.display())]
+    #[error("cannot write the reference configuration to {}", path.display())]
     Unwritable { path: PathBuf, source: std::io::Error },
 }
 
@@ -116,9 +116,9 @@ mod tests {
     #[test]
     fn a_wrong_type_is_quoted_with_its_line() {
         let error =
-            parse::<kvasir_store_node::config::Config>(Path::new("x"), "arena_bytes = \"much\"")
+            parse::<kvasir_store_node::config::Config>(Path::new("x"), "dram_bytes = \"much\"")
                 .unwrap_err()
                 .to_string();
-        assert!(error.contains("arena_bytes") && error.contains("line 1"), "{error}");
+        assert!(error.contains("dram_bytes") && error.contains("line 1"), "{error}");
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn render(kind: Kind, schema: &Schema, defaults: &Json, fields: &[&st
     comment(
         &mut text,
         &format!(
-            "The configuration of `kvasir {0}`: every key, what it means, and its default. Generated \
+            "Reference configuration of `kvasir {0}`: every key with its meaning and default. Generated \
              from the code by `kvasir config {0}`; do not edit.",
             kind.name()
         ),
@@ -197,7 +197,7 @@ impl<'de> Deserializer<'de> for FieldNames<'_> {
         _: V,
     ) -> Result<V::Value, CapturedError> {
         *self.0 = fields;
-        Err(CapturedError::custom("only the names were wanted"))
+        Err(CapturedError::custom("only the field names are needed"))
     }
 
     serde::forward_to_deserialize_any! {
@@ -231,7 +231,7 @@ mod tests {
         on: bool,
     }
 
-    /// What it does.
+    /// The role.
     #[derive(JsonSchema, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     enum Role {
@@ -256,7 +256,7 @@ mod tests {
 # Integer.
 lease_ms = 5
 
-# What it does.
+# The role.
 # One of "both", "decode".
 role = "both"
 

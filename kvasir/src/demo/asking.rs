@@ -66,7 +66,7 @@ pub(super) struct Asking {
 /// One completion, apart from who asks for it.
 struct Question<'a> {
     prompt: &'a [u32],
-    answer_tokens: u32,
+    generated_tokens: u32,
     instance: String,
     way: Option<Way>,
     request_id: String,
@@ -126,32 +126,32 @@ impl Asking {
             let placement = self.placement(&answered).await?;
             let holds = |candidate: &Value| {
                 candidate["instance"].as_str() == Some(&name(engine))
-                    && candidate["held_blocks"].as_u64() == Some(blocks.into())
+                    && candidate["cached_blocks"].as_u64() == Some(blocks.into())
             };
             if placement["prefill_candidates"].as_array().is_some_and(|all| all.iter().any(holds)) {
                 return Ok(());
             }
             tokio::time::sleep(AGAIN).await;
         }
-        Err("the conductor does not hear what the document's node has".into())
+        Err("the conductor did not report the blocks of the document in time".into())
     }
 
     async fn ask(
         &mut self,
         prompt: &[u32],
-        answer_tokens: u32,
+        generated_tokens: u32,
         engine: u32,
         way: Option<Way>,
     ) -> Result<Answered, Failed> {
         let (instance, request_id) = (name(engine), self.next_id());
-        self.complete(Question { prompt, answer_tokens, instance, way, request_id }).await
+        self.complete(Question { prompt, generated_tokens, instance, way, request_id }).await
     }
 
     /// All prompts at once. Answers with how long it took until the last one had its answer.
     pub(super) async fn ask_all(
         &mut self,
         prompts: &[Vec<u32>],
-        answer_tokens: u32,
+        generated_tokens: u32,
         engine: u32,
         way: Option<Way>,
     ) -> Result<(Vec<Answered>, Duration), Failed> {
@@ -160,16 +160,16 @@ impl Asking {
         let began = Instant::now();
         let questions = prompts.iter().zip(ids).map(|(prompt, request_id)| {
             let instance = name(engine);
-            asking.complete(Question { prompt, answer_tokens, instance, way, request_id })
+            asking.complete(Question { prompt, generated_tokens, instance, way, request_id })
         });
         let answers = futures::future::try_join_all(questions).await?;
         Ok((answers, began.elapsed()))
     }
 
     async fn complete(&self, question: Question<'_>) -> Result<Answered, Failed> {
-        let Question { prompt, answer_tokens, instance, way, request_id } = question;
+        let Question { prompt, generated_tokens, instance, way, request_id } = question;
         let body = json!({
-            "model": self.model, "prompt": prompt, "max_tokens": answer_tokens, "temperature": 0,
+            "model": self.model, "prompt": prompt, "max_tokens": generated_tokens, "temperature": 0,
             "ignore_eos": true, "return_token_ids": true,
         });
         let mut headers = vec![("x-kvasir-instance", &*instance), ("x-request-id", &*request_id)];
@@ -177,8 +177,8 @@ impl Asking {
         let reply = http::post_json(&self.completions(), &headers, &body, LIMITS).await?;
         let (is_ok, answer) = (reply.status.is_success(), reply.json()?);
         let ids = answer["choices"][0]["token_ids"].as_array();
-        let Some(ids) = ids.filter(|ids| is_ok && ids.len() == answer_tokens as usize) else {
-            return Err(format!("a question was not answered: {answer}").into());
+        let Some(ids) = ids.filter(|ids| is_ok && ids.len() == generated_tokens as usize) else {
+            return Err(format!("a request failed: {answer}").into());
         };
         let tokens = ids.iter().filter_map(|id| Some(id.as_u64()? as u32)).collect();
         Ok(Answered { tokens, request_id })
@@ -197,7 +197,7 @@ impl Asking {
         let likeliest = &answer["choices"][0]["logprobs"]["top_logprobs"][0];
         let mut logprobs: Vec<f64> = match likeliest.as_object() {
             Some(likeliest) => likeliest.values().filter_map(Value::as_f64).collect(),
-            None => return Err(format!("no logprobs came: {answer}").into()),
+            None => return Err(format!("the answer contains no logprobs: {answer}").into()),
         };
         logprobs.sort_by(|a, b| b.total_cmp(a));
         // Two tokens of one text are told as one.
@@ -211,7 +211,7 @@ impl Asking {
         let last = decisions["decisions"].as_array_mut().and_then(Vec::pop);
         last.map(|mut decision| decision["placement"].take())
             .filter(Value::is_object)
-            .ok_or_else(|| "the conductor does not know what it decided".into())
+            .ok_or_else(|| "the conductor returned no decision for a request".into())
     }
 
     /// A counter summed over all store nodes.

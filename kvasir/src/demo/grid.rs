@@ -27,10 +27,10 @@ impl FromStr for Wire {
             Some(("tcp", size)) => ("tcp", Some(parse_bytes(size)?)),
             None if text == "tcp" => ("tcp", None),
             None if text == "shm" => ("shm", None),
-            _ => return Err("it is shm, tcp, or tcp with a rate as in tcp:20MiB".to_owned()),
+            _ => return Err("use shm, tcp, or tcp with a rate, as in tcp:20MiB".to_owned()),
         };
         if bytes_per_s.is_some_and(|rate| rate < 1 << 20) {
-            return Err("a rate below 1MiB a second is no wire for caches".to_owned());
+            return Err("the rate must be at least 1MiB per second".to_owned());
         }
         Ok(Wire { name: text.to_owned(), domain, bytes_per_s })
     }
@@ -42,17 +42,17 @@ impl Wire {
         let mut line = vec!["up".to_owned()];
         line.extend(
             // Copies to where the next way is measured would be that way's already.
-            ["--port", "0", "--routes", "--steering", "--arena-bytes", "192MiB", "--no-copies"]
+            ["--port", "0", "--routes", "--steering", "--dram-bytes", "192MiB", "--no-replication"]
                 .map(str::to_owned),
         );
         line.extend(["--both".to_owned(), ENGINES.to_string()]);
-        line.extend(["--domain".to_owned(), self.domain.to_owned()]);
+        line.extend(["--transport".to_owned(), self.domain.to_owned()]);
         line.extend(
             ["--ttft-objective-ms", "600000", "--tbt-objective-ms", "600000"].map(str::to_owned),
         );
-        line.extend(["--route-deadline-ms", "60000"].map(str::to_owned));
+        line.extend(["--route-timeout-ms", "60000"].map(str::to_owned));
         if let Some(rate) = self.bytes_per_s {
-            line.extend(["--throttle-bytes-per-s".to_owned(), rate.to_string()]);
+            line.extend(["--send-bytes-per-s-max".to_owned(), rate.to_string()]);
         }
         line
     }
@@ -64,7 +64,7 @@ pub(super) struct Cell {
     pub wire: String,
     pub document_tokens: u32,
     pub agents: u32,
-    pub answer_tokens: u32,
+    pub generated_tokens: u32,
 }
 
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Grid {
             (asked, _) => asked.to_vec(),
         };
         let grid = Grid {
-            wires: match (&flags.wire[..], flags.quick) {
+            wires: match (&flags.transport[..], flags.quick) {
                 ([], true) => vec![wires[0].clone(), wires[2].clone()],
                 ([], false) => wires,
                 (asked, _) => asked.to_vec(),
@@ -113,7 +113,7 @@ impl Grid {
         {
             Some(value) => {
                 let (low, high) = (range.start(), range.end());
-                Err(format!("--{flag} {value} is out of range: {low} to {high}"))
+                Err(format!("--{flag} {value} is out of range; use {low} to {high}"))
             }
             None => Ok(()),
         };
@@ -125,8 +125,8 @@ impl Grid {
         let tokens = longest(&self.documents) + longest(&self.answers);
         if tokens > TOKENS_MAX {
             return Err(format!(
-                "the longest document and the longest answer have {tokens} tokens, and the model's context \
-                 leaves room for {TOKENS_MAX}"
+                "the longest document and the longest answer have {tokens} tokens together, but the model's \
+                 context has room for only {TOKENS_MAX}; use a smaller --document or --answer"
             ));
         }
         Ok(())
@@ -136,9 +136,9 @@ impl Grid {
         let mut cells = Vec::with_capacity(self.cells);
         for &document_tokens in &self.documents {
             for &agents in &self.agents {
-                for &answer_tokens in &self.answers {
+                for &generated_tokens in &self.answers {
                     let wire = wire.name.clone();
-                    cells.push(Cell { wire, document_tokens, agents, answer_tokens });
+                    cells.push(Cell { wire, document_tokens, agents, generated_tokens });
                 }
             }
         }
@@ -165,15 +165,16 @@ mod tests {
 
     #[test]
     fn a_grid_is_every_combination_of_what_was_asked_for() {
-        let asked = grid("--wire tcp:20MiB --document 64,128 --agents 1,2,3 --answer 5").unwrap();
+        let asked =
+            grid("--transport tcp:20MiB --document 64,128 --agents 1,2,3 --answer 5").unwrap();
         assert_eq!((asked.wires.len(), asked.cells, asked.repeat), (1, 6, 3));
         let cells = asked.cells_of(&asked.wires[0]);
-        let shape = |cell: &Cell| (cell.document_tokens, cell.agents, cell.answer_tokens);
+        let shape = |cell: &Cell| (cell.document_tokens, cell.agents, cell.generated_tokens);
         let want = [(64, 1, 5), (64, 2, 5), (64, 3, 5), (128, 1, 5), (128, 2, 5), (128, 3, 5)];
         assert_eq!(cells.iter().map(shape).collect::<Vec<_>>(), want);
         let flags = asked.wires[0].cluster_flags().join(" ");
         assert!(
-            flags.contains("--domain tcp") && flags.ends_with("--throttle-bytes-per-s 20971520")
+            flags.contains("--transport tcp") && flags.ends_with("--send-bytes-per-s-max 20971520")
         );
         assert_eq!((grid("").unwrap().cells, grid("--quick").unwrap().cells), (8, 2));
         assert_eq!(grid("--quick").unwrap().repeat, 1);
@@ -182,9 +183,9 @@ mod tests {
     #[test]
     fn what_cannot_be_measured_is_refused() {
         for line in [
-            "--wire verbs",
-            "--wire shm:1GiB",
-            "--wire tcp:1KiB",
+            "--transport verbs",
+            "--transport shm:1GiB",
+            "--transport tcp:1KiB",
             "--document 63",
             "--document 4073",
             "--document 4000 --answer 73",

@@ -53,7 +53,7 @@ impl Model {
     fn routed_bytes(&self, cell: &Cell, holders: u64) -> (u64, u64) {
         let prompt = cell.document_tokens + QUESTION_TOKENS;
         let after = u64::from(prompt - (prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS);
-        let steps = u64::from(cell.answer_tokens) - 1;
+        let steps = u64::from(cell.generated_tokens) - 1;
         let layers = (self.layers - 1) * after + 1 + self.layers * steps;
         let rows = holders * self.heads * layers;
         (rows * self.query_bytes, rows * self.partial_bytes)
@@ -122,8 +122,8 @@ impl Measured {
 
 /// Lets every engine meet every alternative, so that lines are open and prices are measured ones.
 pub(super) async fn warm_up(asking: &mut Asking, model: &Model) -> Result<(), Failed> {
-    for (document_tokens, agents, answer_tokens) in [(256, 1, 8), (1_024, 2, 16), (512, 1, 16)] {
-        let cell = Cell { wire: String::new(), document_tokens, agents, answer_tokens };
+    for (document_tokens, agents, generated_tokens) in [(256, 1, 8), (1_024, 2, 16), (512, 1, 16)] {
+        let cell = Cell { wire: String::new(), document_tokens, agents, generated_tokens };
         self::cell(asking, model, &cell, 3).await?;
     }
     Ok(())
@@ -166,7 +166,7 @@ pub(super) async fn cell(
         for way in order {
             let at = engine(way.unwrap_or(Way::Route));
             let before = calm(asking).await?;
-            let (got, took) = asking.ask_all(&prompts, cell.answer_tokens, at, way).await?;
+            let (got, took) = asking.ask_all(&prompts, cell.generated_tokens, at, way).await?;
             let moved = bytes(asking).await?.less(before);
             let took_ms = took.as_secs_f64() * 1e3;
             let tokens: Vec<Vec<u32>> = got.iter().map(|one| one.tokens.clone()).collect();
@@ -213,7 +213,8 @@ async fn agree(
         let lead = asking.lead(&[prompt, &some[..at]].concat()).await?;
         if lead > TIE {
             complain(&format!(
-                "two answers part at token {at}, of which the likeliest leads by {lead:.1e}"
+                "two answers differ at token {at}, where the log-probabilities of the two likeliest tokens \
+                 differ by {lead:.1e}"
             ));
             return Ok(false);
         }
@@ -232,8 +233,8 @@ async fn ways(asking: &Asking, answers: &[Answered]) -> Result<Vec<(Way, Value)>
     let way = |placement: Value| match way_of(&placement).or(brought) {
         Some(way) => Ok((way, placement)),
         None => {
-            let cache = placement["cache"].as_str().unwrap_or("nothing is known of it");
-            Err(format!("the agents' own node had the document: {cache}").into())
+            let cache = placement["cache"].as_str().unwrap_or("no explanation");
+            Err(format!("the agents' own node already had the document: {cache}").into())
         }
     };
     placements.into_iter().map(way).collect()
@@ -252,9 +253,9 @@ async fn check_forced(
     let mut placements = Vec::with_capacity(answers.len());
     for (came, placement) in ways(asking, answers).await? {
         if came != way {
-            let cache = placement["cache"].as_str().unwrap_or("nothing is known of it");
+            let cache = placement["cache"].as_str().unwrap_or("no explanation");
             return Err(
-                format!("{} was asked for and is not what came: {cache}", way.name()).into()
+                format!("the requested action {} was not taken: {cache}", way.name()).into()
             );
         }
         placements.push(placement);
@@ -269,12 +270,13 @@ async fn count_decisions(
 ) -> Result<(), Failed> {
     for (way, placement) in ways(asking, answers).await? {
         measured.decided[way as usize] += 1;
-        let Some(ways) = placement["prefix"]["ways"].as_array() else { continue };
+        let Some(ways) = placement["prefix"]["actions"].as_array() else { continue };
         if measured.predicted_ms.iter().any(Option::is_some) {
             continue;
         }
         measured.predicted_ms = Way::ALL.map(|way| {
-            let priced = ways.iter().find(|priced| priced["way"].as_str() == Some(way.name()))?;
+            let priced =
+                ways.iter().find(|priced| priced["action"].as_str() == Some(way.name()))?;
             Some(priced["total_us"].as_f64()? / 1e3)
         });
     }

@@ -28,46 +28,46 @@ use measure::{Measured, Model};
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Demo {
-    /// Agents fork a long document that another node has: attend it there, fetch it, or compute it again.
+    /// Agents fork a long document that is cached on another node: route queries to it, fetch it, or recompute it.
     Agents(Box<AgentsFlags>),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct AgentsFlags {
-    /// A few small cells, once each.
+    /// Measure a few small cases, once each.
     #[arg(long)]
     quick: bool,
 
-    /// How the nodes reach each other, one or several: shm, tcp, or tcp with what each side sends in a second at
-    /// most, as in tcp:20MiB.
-    #[arg(long, value_name = "WIRE", value_delimiter = ',')]
-    wire: Vec<Wire>,
+    /// Transports between nodes: shm, tcp, or tcp with a limit of the bytes that each side sends per second, as in
+    /// tcp:20MiB. One or several.
+    #[arg(long, value_name = "TRANSPORT", value_delimiter = ',')]
+    transport: Vec<Wire>,
 
-    /// Tokens of the document.
+    /// Length of the document in tokens.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     document: Vec<u32>,
 
-    /// Agents that ask at once.
+    /// Number of concurrent agents.
     #[arg(long, value_name = "N", value_delimiter = ',')]
     agents: Vec<u32>,
 
-    /// Tokens of each answer.
+    /// Length of each answer in tokens.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     answer: Vec<u32>,
 
-    /// Each cell is measured so often, and the medians are told. 3 by default.
+    /// Repetitions of each case; the medians are reported. The default is 3.
     #[arg(long, value_name = "TIMES")]
     repeat: Option<u32>,
 
-    /// A Hugging Face folder with the model that the cluster serves; the bundled model by default.
+    /// Directory of a model in Hugging Face format. The default is the bundled model.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 
-    /// Prints one JSON object and nothing else.
+    /// Print only one JSON object.
     #[arg(long)]
     json: bool,
 
-    /// Writes the measured times as an SVG.
+    /// Write the measured times to an SVG file.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -87,7 +87,7 @@ pub(crate) fn run(demo: &Demo, setting: &up::Setting) -> Result<(), Box<dyn Erro
     }
     if let Some(path) = &flags.plot {
         std::fs::write(path, report::plot(&cells))
-            .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     }
     match flags.json {
         true => say(&serde_json::to_string_pretty(&report::json(&cells))?),
@@ -110,7 +110,10 @@ async fn run_wire(
         let model = Model::of(&ModelConfig::read(&cluster.model)?);
         let mut asking = Asking::new(&cluster.state, model.vocab)?;
         if !flags.json {
-            complain(&format!("{}: {} cells, {} times each", wire.name, grid.cells, grid.repeat));
+            complain(&format!(
+                "{}: {} cases, {} repetitions each",
+                wire.name, grid.cells, grid.repeat
+            ));
         }
         asking.wait_for_engines(ENGINES).await?;
         measure::warm_up(&mut asking, &model).await?;
@@ -124,7 +127,7 @@ async fn run_wire(
         }
         Ok(cells)
     });
-    worked.await?.ok_or_else(|| "it was interrupted".into())
+    worked.await?.ok_or_else(|| "interrupted".into())
 }
 
 /// As `up` would be asked for it.

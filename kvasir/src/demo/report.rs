@@ -27,12 +27,12 @@ pub(super) fn progress(measured: &Measured) -> String {
     let cell = &measured.cell;
     let [route, fetch, recompute] = measured.forced_ms;
     format!(
-        "{}, {} tokens, {} agents, {} tokens each: route {route:.0} ms, fetch {fetch:.0}, recompute \
-         {recompute:.0}; decided: {}",
+        "{}, document of {} tokens, {} agents, answers of {} tokens: route {route:.0} ms, fetch \
+         {fetch:.0} ms, recompute {recompute:.0} ms; decision: {}",
         cell.wire,
         cell.document_tokens,
         cell.agents,
-        cell.answer_tokens,
+        cell.generated_tokens,
         decided(measured)
     )
 }
@@ -40,7 +40,7 @@ pub(super) fn progress(measured: &Measured) -> String {
 /// The table and what follows from it, as Markdown.
 pub(super) fn text(cells: &[Measured]) -> String {
     let mut text = String::from(
-        "| wire | document tokens | agents | answer tokens | route ms | fetch ms | recompute ms | decided | as decided ms | regret |\n\
+        "| transport | document tokens | agents | answer tokens | route ms | fetch ms | recompute ms | decision | decision ms | regret |\n\
          | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: |\n",
     );
     for measured in cells {
@@ -56,7 +56,7 @@ pub(super) fn text(cells: &[Measured]) -> String {
             cell.wire,
             cell.document_tokens,
             cell.agents,
-            cell.answer_tokens,
+            cell.generated_tokens,
             ms(Way::Route),
             ms(Way::Fetch),
             ms(Way::Recompute),
@@ -69,8 +69,10 @@ pub(super) fn text(cells: &[Measured]) -> String {
     let right = right(cells);
     let _ = write!(
         text,
-        "\nMilliseconds until the last agent has its answer; bold is the least. Regret: what was decided over the least.\n\
-         Least by route in {} cells, by fetch in {}, by recompute in {}. Decided within {:.0} % of the least in {right} of {} cells.\n",
+        "\nTimes are milliseconds until the last agent has its answer; the shortest is bold. Regret is the time of the \
+         decision divided by the shortest time.\n\
+         Shortest: route in {} cases, fetch in {}, recompute in {}. Decision within {:.0} % of the shortest time in \
+         {right} of {} cases.\n",
         wins[0],
         wins[1],
         wins[2],
@@ -80,9 +82,10 @@ pub(super) fn text(cells: &[Measured]) -> String {
     let sum = |bytes: fn(&Measured) -> f64| cells.iter().map(bytes).sum::<f64>();
     let _ = write!(
         text,
-        "Routed: {:.0} bytes of queries, {:.0} of partials; rows x (q + p) x layers x steps are {:.0} and {:.0} (off by {:.2} % at most).\n\
-         Bytes of the cache that moved: {:.0} while it was routed, {:.0} while it was fetched.\n\
-         All alternatives gave the same tokens in {} of {} cells.\n",
+        "Routed queries have {:.0} bytes, partials {:.0}; expected from rows x layers x steps: {:.0} and {:.0} (error at \
+         most {:.2} %).\n\
+         Transferred bytes of the cache: {:.0} by route, {:.0} by fetch.\n\
+         All actions generated the same tokens in {} of {} cases.\n",
         sum(|cell| cell.routed.queries),
         sum(|cell| cell.routed.partials),
         sum(|cell| cell.expected.queries),
@@ -103,13 +106,17 @@ pub(super) fn check(cells: &[Measured]) -> Result<(), String> {
         let (wire, tokens, agents) = (&cell.wire, cell.document_tokens, cell.agents);
         let at = format!("{wire}, {tokens} tokens, {agents} agents");
         if !measured.same_tokens {
-            return Err(format!("{at}: the answers depend on where the document is attended"));
+            return Err(format!("{at}: the actions generated different tokens"));
         }
         if measured.bytes_off() > BYTES_WITHIN {
-            return Err(format!("{at}: queries and partials have other sizes than their rows"));
+            return Err(format!(
+                "{at}: the bytes of queries and partials differ from the expected bytes"
+            ));
         }
         if measured.routed.cached > 0.0 {
-            return Err(format!("{at}: bytes of the cache moved though queries did"));
+            return Err(format!(
+                "{at}: bytes of the cache were transferred although queries were routed"
+            ));
         }
     }
     Ok(())
@@ -149,7 +156,7 @@ pub(super) fn json(cells: &[Measured]) -> Value {
             "wire": cell.wire,
             "document_tokens": cell.document_tokens,
             "agents": cell.agents,
-            "answer_tokens": cell.answer_tokens,
+            "generated_tokens": cell.generated_tokens,
             "measured_ms": by_way(&|way| json!(measured.forced_ms[way as usize])),
             "predicted_ms": by_way(&|way| json!(measured.predicted_ms[way as usize])),
             "decided": by_way(&|way| json!(measured.decided[way as usize])),
@@ -186,14 +193,14 @@ pub(super) fn plot(cells: &[Measured]) -> String {
             Row {
                 label: format!(
                     "{}, {} tokens, {} × {}",
-                    cell.wire, cell.document_tokens, cell.agents, cell.answer_tokens
+                    cell.wire, cell.document_tokens, cell.agents, cell.generated_tokens
                 ),
                 marks: marks.to_vec(),
             }
         })
         .collect();
     let names = Way::ALL.map(Way::name);
-    plot::rows("ms until the last agent has its answer; a ring is what was decided", &names, &rows)
+    plot::rows("ms until the last agent has its answer; a ring marks the decision", &names, &rows)
 }
 
 #[cfg(test)]
@@ -203,7 +210,7 @@ mod tests {
     use super::*;
 
     fn measured(forced_ms: [f64; 3], decided: [u32; 3], decided_ms: f64) -> Measured {
-        let cell = Cell { wire: "shm".into(), document_tokens: 64, agents: 2, answer_tokens: 4 };
+        let cell = Cell { wire: "shm".into(), document_tokens: 64, agents: 2, generated_tokens: 4 };
         let bytes = Bytes { queries: 100.0, partials: 50.0, cached: 0.0 };
         Measured {
             cell,
@@ -254,7 +261,10 @@ mod tests {
             "{said}"
         );
         assert!(said.contains("| route 1, fetch 1 | 5.0 | 2.50 |"), "{said}");
-        assert!(said.contains("Decided within 10 % of the least in 1 of 2 cells."), "{said}");
+        assert!(
+            said.contains("Decision within 10 % of the shortest time in 1 of 2 cases."),
+            "{said}"
+        );
         let svg = plot(&cells);
         assert_eq!(svg.matches("<circle").count(), 6 + 3 + 3, "dots, rings and the legend");
     }

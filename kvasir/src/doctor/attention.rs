@@ -16,7 +16,11 @@ const ROWS_PER_PAGE: usize = 64;
 /// Checks all files, also those behind one that failed.
 pub(super) fn run(files: &[PathBuf]) -> Result<(), Box<dyn Error>> {
     for kernel in Kernel::ALL.into_iter().filter(|kernel| !kernel.runs_here()) {
-        say(&format!("{}: skipped, as this processor lacks {}", kernel.name(), kernel.needs()));
+        say(&format!(
+            "{}: skipped, because this processor lacks {}",
+            kernel.name(),
+            kernel.needs()
+        ));
     }
     let mut failed = 0;
     for file in files {
@@ -40,11 +44,11 @@ fn check(file: &Path) -> Result<bool, Box<dyn Error>> {
     let case = Case::parse(&std::fs::read(file)?)?;
     say(&format!("{} (rows of {:?})", file.display(), case.dtype()));
     let merged = case.check_merge();
-    say(&line("merge of its parts", &merged, Precision::F32));
+    say(&line("merge of partials", &merged, Precision::F32));
     let mut passed = merged.passed;
     for kernel in Kernel::available() {
         if !kernel.takes(case.dtype()) {
-            say(&format!("  {:20} skipped, as it would round these rows to bf16", kernel.name()));
+            say(&format!("  {:20} skipped, because it rounds these rows to bf16", kernel.name()));
             continue;
         }
         let options = AttentionOptions { kernel, ..AttentionOptions::default() };
@@ -59,12 +63,12 @@ fn check(file: &Path) -> Result<bool, Box<dyn Error>> {
 fn line(what: &str, verdict: &Verdict, precision: Precision) -> String {
     let errors = verdict.errors;
     let o = match precision {
-        Precision::F32 => format!("o {:.1e} of its largest", errors.o),
+        Precision::F32 => format!("o {:.1e} of its maximum", errors.o),
         Precision::Bf16 => format!("o {:.1e}, norm {:.1e}", errors.o_absolute, errors.o_norm),
     };
     let end = match (verdict.passed, errors.is_broken) {
         (true, _) => "ok",
-        (false, true) => "failed: a value is no number, or a set is empty on one side only",
+        (false, true) => "failed: a value is not a number, or a set is empty on one side only",
         (false, false) => "failed",
     };
     format!("  {what:20} {o}, m {:.1e}, ln l {:.1e}: {end}", errors.m, errors.l)

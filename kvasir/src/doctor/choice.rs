@@ -9,11 +9,11 @@ use super::report::{Finding, Section};
 pub(super) fn section(found: &Devices) -> Section {
     let mut findings = vec![Finding::good(
         "same host",
-        "shm: the peer's memory is mapped, a write is one copy; falls back to tcp where processes do \
-         not share a file system and a boot of the kernel",
+        "shm: maps the peer's memory and copies once per write; falls back to tcp if the processes do \
+         not share a file system and a kernel boot",
     )];
     findings.push(other_hosts(found, &rdma_devices()));
-    Section { title: "what the transfer engine would choose", findings }
+    Section { title: "transports that the transfer engine would use", findings }
 }
 
 fn other_hosts(found: &Devices, by_verbs: &Result<RdmaDevices, String>) -> Finding {
@@ -26,8 +26,8 @@ fn other_hosts(found: &Devices, by_verbs: &Result<RdmaDevices, String>) -> Findi
             let others = match usable.len() {
                 1 => String::new(),
                 all => format!(
-                    "; by all {all} ({}) with `devices = [\"all\"]` below `[verbs]`, each write by \
-                     those that are near to its memory",
+                    "; with `devices = [\"all\"]` in `[verbs]` it uses all {all} ({}), and each write uses \
+                     those near its memory",
                     usable.join(", ")
                 ),
             };
@@ -35,8 +35,8 @@ fn other_hosts(found: &Devices, by_verbs: &Result<RdmaDevices, String>) -> Findi
             Finding::advice(
                 what,
                 format!(
-                    "verbs, by {first}, when a store node's `domain` is \"verbs\" (`kvasir up --domain \
-                     verbs`){others}; otherwise, and to peers that it does not reach, tcp",
+                    "verbs over {first} if a store node's `transport` is \"verbs\" (`kvasir up --transport \
+                     verbs`){others}; otherwise, and to peers that verbs does not reach, tcp",
                 ),
             )
         }
@@ -44,23 +44,25 @@ fn other_hosts(found: &Devices, by_verbs: &Result<RdmaDevices, String>) -> Findi
         (Ok(RdmaDevices { unusable, .. }), None) if !unusable.is_empty() => {
             Finding::good(what, format!("tcp: {}", unusable.join("; ")))
         }
-        (Err(unavailable), None) if active.next().is_some() => {
-            Finding::advice(what, format!("tcp, though there is a device: {unavailable}"))
-        }
-        _ => Finding::good(what, "tcp: there is no RDMA device with an active port"),
+        (Err(unavailable), None) if active.next().is_some() => Finding::advice(
+            what,
+            format!("tcp, although this host has an RDMA device: {unavailable}"),
+        ),
+        _ => Finding::good(what, "tcp: no RDMA device has an active port"),
     }
 }
 
 fn by_efa(device: &str) -> Finding {
     match Libfabric::open() {
-        Err(unavailable) => {
-            Finding::advice("other hosts", format!("tcp, though there is {device}: {unavailable}"))
-        }
+        Err(unavailable) => Finding::advice(
+            "other hosts",
+            format!("tcp, although this host has {device}: {unavailable}"),
+        ),
         Ok(_) => Finding::advice(
             "other hosts",
             format!(
-                "efa, by {device}, when a store node's `domain` is \"efa\"; otherwise, and to peers that \
-                 it does not reach, tcp"
+                "efa over {device} if a store node's `transport` is \"efa\"; otherwise, and to peers that \
+                 efa does not reach, tcp"
             ),
         ),
     }
@@ -87,28 +89,32 @@ mod tests {
     #[test]
     fn what_the_engine_would_take_is_named_and_how_to_have_all() {
         let one = other_hosts(&host("mlx5_core", true), &verbs(&["card_1"], &[])).says;
-        assert!(one.starts_with("verbs, by card_1, when") && !one.contains("all"), "{one}");
+        assert!(one.starts_with("verbs over card_1 if a") && !one.contains("all"), "{one}");
         let two = other_hosts(&host("mlx5_core", true), &verbs(&["card_1", "card_0"], &[])).says;
-        assert!(two.starts_with("verbs, by card_1, when"), "{two}");
-        assert!(two.contains("by all 2 (card_1, card_0)"), "{two}");
+        assert!(two.starts_with("verbs over card_1 if a"), "{two}");
+        assert!(two.contains("it uses all 2 (card_1, card_0)"), "{two}");
     }
 
     #[test]
     fn where_it_would_take_none_it_is_said_why() {
-        let no_library = || Err("libibverbs.so.1 is not there".to_owned());
+        let no_library = || Err("libibverbs.so.1 is missing".to_owned());
         let says = |driver, is_active, verbs| other_hosts(&host(driver, is_active), &verbs).says;
-        let iwarp = says("siw", true, verbs(&[], &["siw0 is no InfiniBand or RoCE device"]));
-        assert_eq!(iwarp, "tcp: siw0 is no InfiniBand or RoCE device");
+        let iwarp = says("siw", true, verbs(&[], &["siw0 is not an InfiniBand or RoCE device"]));
+        assert_eq!(iwarp, "tcp: siw0 is not an InfiniBand or RoCE device");
         let missing = says("mlx5_core", true, no_library());
-        assert_eq!(missing, "tcp, though there is a device: libibverbs.so.1 is not there");
+        assert_eq!(
+            missing,
+            "tcp, although this host has an RDMA device: libibverbs.so.1 is missing"
+        );
         for nothing in [no_library(), verbs(&[], &[])] {
             let down = says("mlx5_core", false, nothing);
-            assert!(down.starts_with("tcp: there is no RDMA device"), "{down}");
+            assert!(down.starts_with("tcp: no RDMA device"), "{down}");
         }
-        for by_verbs in [no_library(), verbs(&[], &["card_0 is no InfiniBand or RoCE device"])] {
+        for by_verbs in [no_library(), verbs(&[], &["card_0 is not an InfiniBand or RoCE device"])]
+        {
             let efa = says("efa", true, by_verbs);
-            let is_chosen = efa.starts_with("efa, by card_0");
-            assert!(is_chosen || efa.starts_with("tcp, though there is card_0"), "{efa}");
+            let is_chosen = efa.starts_with("efa over card_0 if a");
+            assert!(is_chosen || efa.starts_with("tcp, although this host has card_0"), "{efa}");
         }
     }
 }

@@ -55,7 +55,7 @@ pub(super) fn section(root: &Path, found: &Devices) -> Section {
     }
     findings.extend(found.gpus.iter().map(|name| Finding::good("GPU", name.as_str())));
     if found.gpus.is_empty() {
-        findings.push(Finding::absent("GPU", "none: the cache lies in host memory"));
+        findings.push(Finding::absent("GPU", "none: the cache is in host memory"));
     } else {
         findings.push(cuda(root));
     }
@@ -73,16 +73,16 @@ pub(super) fn topology(found: &Devices) -> Section {
     };
     let mut findings: Vec<Finding> = found.topology.locations().map(row).collect();
     if findings.is_empty() {
-        let says = "none: without RDMA devices there is nothing to choose between";
+        let says = "none: this host has no RDMA devices";
         findings.push(Finding::absent("matrix", says));
     } else {
         let says = format!(
-            "`topology` of a store node may name a file in its place: {}",
+            "to replace it, set `topology_file` of the store node to a file with JSON like this: {}",
             found.topology.to_json()
         );
         findings.push(Finding::good("as JSON", says));
     }
-    Section { title: "topology: which cards are near which memory", findings }
+    Section { title: "topology: NICs near each memory", findings }
 }
 
 fn list(names: &[String]) -> String {
@@ -95,7 +95,7 @@ fn told(device: &RdmaDevice) -> Finding {
     if device.ports.iter().any(|port| port.is_active) {
         return Finding::good(&device.name, says);
     }
-    Finding::advice(&device.name, format!("{says}; a port must be active to be used"))
+    Finding::advice(&device.name, format!("{says}; the transfer engine needs an active port"))
 }
 
 impl Port {
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn the_matrix_is_told_with_its_json_or_that_there_is_none() {
         let none = topology(&Devices::default());
-        assert!(none.findings[0].says.contains("without RDMA devices"), "{none:?}");
+        assert!(none.findings[0].says.contains("no RDMA devices"), "{none:?}");
         let cards = ["a".to_owned(), "b".to_owned()];
         let matrix = r#"{"cpu:0":{"preferred":["a"],"secondary":["b"]}}"#;
         let topology_read = Topology::from_json(matrix, &cards).unwrap();

@@ -35,7 +35,7 @@ fn cores(root: &Path) -> Finding {
     if cores < 2 {
         return Finding::advice(
             "cores",
-            format!("{says}; a store node and an engine want one each"),
+            format!("{says}; a store node and an engine need one each"),
         );
     }
     Finding::good("cores", says)
@@ -43,7 +43,7 @@ fn cores(root: &Path) -> Finding {
 
 fn memory_left() -> Finding {
     match memory::available_bytes() {
-        u64::MAX => Finding::advice("memory", "the system does not say how much is available"),
+        u64::MAX => Finding::advice("memory", "the system does not report the available memory"),
         bytes => Finding::good("memory", format!("{:.1} GiB available", gib(bytes))),
     }
 }
@@ -54,7 +54,7 @@ fn locked_memory(limit: Option<u64>) -> Finding {
         Some(bytes) => Finding::advice(
             "locked memory",
             format!(
-                "{} KiB: RDMA devices need the whole arena locked; set `ulimit -l unlimited` or \
+                "{} KiB: RDMA devices need the whole DRAM cache locked; set `ulimit -l unlimited` or \
                  LimitMEMLOCK=infinity",
                 bytes >> 10
             ),
@@ -75,24 +75,24 @@ fn open_files(limit: Option<u64>) -> Finding {
 
 /// What a store node will find: it asks in the same way.
 fn io_uring(root: &Path, tried: io::Result<()>) -> Finding {
-    const PLAIN: &str = "an SSD is read by plain calls, one at a time";
+    const PLAIN: &str = "the store node accesses the SSD with blocking calls, one at a time";
     let Err(error) = tried else {
-        return Finding::good("io_uring", "allowed: an SSD is driven by it");
+        return Finding::good("io_uring", "allowed: the store node uses it for the SSD");
     };
     match word(&root.join("proc/sys/kernel/io_uring_disabled")).as_deref() {
         // Kernels that have it may lack this file, but then they do not refuse it in this way.
         None if error.kind() == io::ErrorKind::Unsupported => {
-            Finding::absent("io_uring", format!("this kernel has none that is of use: {PLAIN}"))
+            Finding::absent("io_uring", format!("this kernel does not support it: {PLAIN}"))
         }
         Some("1" | "2") => Finding::advice(
             "io_uring",
-            format!("switched off: {PLAIN}; allow it with `sysctl kernel.io_uring_disabled=0`"),
+            format!("disabled: {PLAIN}; enable it with `sysctl kernel.io_uring_disabled=0`"),
         ),
         _ => Finding::advice(
             "io_uring",
             format!(
-                "refused to this process ({error}), though not by the kernel's own switch: {PLAIN}; a seccomp \
-                 profile like RuntimeDefault of Kubernetes does this"
+                "denied to this process ({error}), although the kernel has not disabled it: {PLAIN}; a seccomp \
+                 profile such as RuntimeDefault of Kubernetes does this"
             ),
         ),
     }
@@ -134,7 +134,7 @@ mod tests {
         check(io_uring(on.path(), refused(not_permitted)), Standing::Advice, "seccomp");
         check(io_uring(on.path(), refused(no_such_call)), Standing::Advice, "seccomp");
         check(io_uring(without.path(), refused(not_permitted)), Standing::Advice, "seccomp");
-        check(io_uring(without.path(), refused(no_such_call)), Standing::Absent, "plain calls");
-        check(io_uring(without.path(), old), Standing::Absent, "plain calls");
+        check(io_uring(without.path(), refused(no_such_call)), Standing::Absent, "blocking calls");
+        check(io_uring(without.path(), old), Standing::Absent, "blocking calls");
     }
 }

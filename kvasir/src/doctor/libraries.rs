@@ -18,21 +18,19 @@ pub(super) fn section(found: &Devices) -> Section {
     findings.push(peer_memory(found.peer_memory, driver.as_ref().ok()));
     findings.push(cuda(&driver));
     findings.push(nvrtc(Nvrtc::open()));
-    Section { title: "libraries, opened at run time", findings }
+    Section { title: "libraries that are loaded at run time", findings }
 }
 
 fn verbs() -> Finding {
     match Verbs::open().map_err(|error| error.to_string()) {
         Ok(library) => match library.devices() {
-            Ok(devices) if devices.is_empty() => {
-                Finding::good("libibverbs", "opened; it lists no device")
-            }
+            Ok(devices) if devices.is_empty() => Finding::good("libibverbs", "loaded; no devices"),
             Ok(devices) => {
                 let names: Vec<&str> = devices.iter().map(|device| device.name()).collect();
-                Finding::good("libibverbs", format!("opened; it lists {}", names.join(", ")))
+                Finding::good("libibverbs", format!("loaded; devices {}", names.join(", ")))
             }
             Err(error) => {
-                Finding::advice("libibverbs", format!("opened, but lists no devices: {error}"))
+                Finding::advice("libibverbs", format!("loaded, but cannot list devices: {error}"))
             }
         },
         Err(missing) => Finding::absent("libibverbs", missing),
@@ -56,7 +54,7 @@ fn libfabric(opened: Result<Libfabric, Unavailable>) -> Finding {
         }
         Err(InfoError::NoneFits(_)) => Finding::advice(
             "libfabric",
-            format!("{here}; none of its providers offers reliable datagrams with remote writes"),
+            format!("{here}; no provider offers reliable datagrams with remote writes"),
         ),
         Err(error) => Finding::advice("libfabric", format!("{here}; {error}")),
     }
@@ -68,10 +66,10 @@ fn efa(devices: &[RdmaDevice]) -> Finding {
     if efa.is_empty() {
         return Finding::absent(
             "EFA",
-            "no device of the kernel's driver `efa`: this is no EC2 host with it",
+            "no device of the kernel's driver `efa`: this is not an EC2 instance with EFA",
         );
     }
-    Finding::good("EFA", format!("{}; reached through libfabric's provider `efa`", efa.join(", ")))
+    Finding::good("EFA", format!("{}; used through libfabric's provider `efa`", efa.join(", ")))
 }
 
 fn peer_memory(is_loaded: bool, driver: Option<&Asked>) -> Finding {
@@ -79,19 +77,17 @@ fn peer_memory(is_loaded: bool, driver: Option<&Asked>) -> Finding {
     let by_dma_buf = devices.iter().filter(|device| device.dma_buf).count();
     match (is_loaded, devices.len()) {
         (true, _) => {
-            Finding::good("peer memory", "nvidia_peermem is loaded: network cards reach GPU memory")
+            Finding::good("peer memory", "nvidia_peermem is loaded: NICs can access GPU memory")
         }
-        (false, 0) => {
-            Finding::absent("peer memory", "there is no GPU whose memory network cards could reach")
-        }
+        (false, 0) => Finding::absent("peer memory", "this host has no usable GPU"),
         (false, all) if by_dma_buf == all => Finding::good(
             "peer memory",
-            "nvidia_peermem is not loaded, nor needed: the driver hands out GPU memory as DMA buffers",
+            "nvidia_peermem is not loaded and not needed: the driver exports GPU memory as DMA buffers",
         ),
         (false, _) => Finding::advice(
             "peer memory",
-            "nvidia_peermem is not loaded, and the driver hands out no DMA buffers (Linux 5.12 and the \
-             open kernel modules do): network cards do not reach GPU memory; `modprobe nvidia_peermem`",
+            "nvidia_peermem is not loaded, and the driver does not export DMA buffers (which needs Linux 5.12 and \
+             the open kernel modules): NICs cannot access GPU memory; run `modprobe nvidia_peermem`",
         ),
     }
 }
@@ -100,7 +96,7 @@ fn cuda(driver: &Result<Asked, DriverError>) -> Finding {
     match driver {
         Err(missing) => Finding::absent("CUDA driver", missing.to_string()),
         Ok(Asked { version: (major, minor), devices }) if devices.is_empty() => {
-            Finding::advice("CUDA driver", format!("for CUDA {major}.{minor}; it finds no GPU"))
+            Finding::advice("CUDA driver", format!("for CUDA {major}.{minor}; no GPU found"))
         }
         Ok(Asked { version: (major, minor), devices }) => {
             let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
@@ -115,7 +111,7 @@ fn nvrtc(opened: Result<Nvrtc, CudaError>) -> Finding {
         Err(missing) => Finding::absent("NVRTC", missing.to_string()),
         Ok(_) => {
             let archs = Arch::ALL.map(Arch::name).join(" and ");
-            Finding::good("NVRTC", format!("opened; attention kernels are made for {archs}"))
+            Finding::good("NVRTC", format!("loaded; compiles attention kernels for {archs}"))
         }
     }
 }

@@ -33,29 +33,29 @@ use report::Report;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Flags {
-    /// Prints JSON instead of text.
+    /// Print JSON instead of text.
     #[arg(long)]
     pub json: bool,
 
-    /// Only looks; measures nothing.
+    /// Do not measure.
     #[arg(long, conflicts_with_all = ["serve", "peer"])]
     pub no_probe: bool,
 
-    /// Waits here for the other half of a probe between two hosts, which `--peer` starts there.
-    /// Whoever reaches the port may probe, one after another; nothing else is served.
+    /// Wait at this address for the other half of a measurement between two hosts, which `--peer` starts. Every
+    /// process that reaches the port can measure, one after another. The port serves no other purpose.
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["peer", "json"])]
     pub serve: Option<SocketAddr>,
 
-    /// Probes the way to the host where `kvasir doctor --serve` waits.
+    /// Measure the connection to the host on which `kvasir doctor --serve` waits.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub peer: Option<SocketAddr>,
 
-    /// The provider of libfabric by which the EFA domain is measured; "tcp" and "shm" need no such network.
+    /// libfabric's provider for the measurement of EFA. "tcp" and "shm" need no EFA device.
     #[arg(long, value_name = "NAME", default_value = "efa")]
     pub efa_provider: String,
 
-    /// Only checks the attention kernels of this processor, against files of reference vectors as
-    /// `tests/data/mla_partial/generate.py` makes them; fails when one is beyond its tolerance.
+    /// Only check the attention kernels of this processor against files of reference vectors, which
+    /// `tests/data/mla_partial/generate.py` creates. The command fails if a kernel exceeds its tolerance.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["json", "no_probe", "serve", "peer"])]
     pub attention: Vec<PathBuf>,
 }
@@ -88,7 +88,7 @@ pub(crate) fn run(flags: &Flags, temporary: &Path) -> Result<(), Box<dyn Error>>
         report.probes.extend(measured.probes);
     } else if !flags.no_probe {
         if !flags.json {
-            say("measuring, for a few seconds …\n");
+            say("measuring for a few seconds …\n");
         }
         report.probes.extend(probe::loopback(&efa, temporary)?);
     }

@@ -37,7 +37,7 @@ fn reserved(root: &Path, is_given_one: impl FnOnce() -> bool) -> Finding {
         let (all, free) = (read("nr_hugepages"), read("free_hugepages"));
         if all > 0 {
             let size = folder.trim_start_matches("hugepages-");
-            counts.push(format!("{free} of {all} of {size} are free"));
+            counts.push(format!("{free} of {all} pages of {size} are free"));
         }
         if all > 0 && folder == USED {
             // Some that are free are set aside for memory that exists.
@@ -47,8 +47,8 @@ fn reserved(root: &Path, is_given_one: impl FnOnce() -> bool) -> Finding {
     let counts = counts.join(", ");
     match left {
         None => {
-            let says = "none of 2 MiB reserved: the arena lies in ordinary pages, of which a network card must \
-                        know many; before the store node starts reserve `arena_bytes` / 2 MiB of them with \
+            let says = "no pages of 2 MiB are reserved: the DRAM cache uses ordinary pages, and a NIC must map many of \
+                        them; before the store node starts, reserve `dram_bytes` / 2 MiB pages with \
                         `sysctl vm.nr_hugepages=N`";
             Finding::absent("hugepages", says)
         }
@@ -56,14 +56,14 @@ fn reserved(root: &Path, is_given_one: impl FnOnce() -> bool) -> Finding {
         Some(_) if !is_given_one() => Finding::advice(
             "hugepages",
             format!(
-                "{counts}, but this process gets none: a limit of its cgroup (`hugetlb.2MB.max`) is below \
-                 that, and an arena here would lie in ordinary pages"
+                "{counts}, but this process cannot allocate one: the limit of its cgroup (`hugetlb.2MB.max`) is \
+                 too low, and a DRAM cache in this cgroup would use ordinary pages"
             ),
         ),
         Some(pages) => {
             let mib = pages * (HUGE_PAGE_BYTES as u64 >> 20);
             let says = format!(
-                "{counts}: an arena of up to {mib} MiB lies in those of 2 MiB, if it is a multiple of that"
+                "{counts}: a DRAM cache of up to {mib} MiB uses them if its size is a multiple of 2 MiB"
             );
             Finding::good("hugepages", says)
         }
@@ -76,11 +76,11 @@ fn by_themselves(root: &Path) -> Finding {
     let chosen = mode.split(['[', ']']).nth(1).unwrap_or("unknown");
     match chosen {
         "always" | "within_size" | "advise" | "force" => {
-            Finding::good("large pages", format!("shared memory may get them ({chosen})"))
+            Finding::good("large pages", format!("enabled for shared memory ({chosen})"))
         }
         _ => Finding::advice(
             "large pages",
-            "shared memory gets none by itself; allow it with `echo advise > \
+            "disabled for shared memory; enable them with `echo advise > \
              /sys/kernel/mm/transparent_hugepage/shmem_enabled`, or reserve huge pages",
         ),
     }
@@ -153,7 +153,7 @@ mod tests {
     fn reserved_pages_are_counted_by_size() {
         check(reserved(pages(&[]).path(), || true), Standing::Absent, "vm.nr_hugepages");
         let root = pages(&[("nr_hugepages", "8\n"), ("free_hugepages", "5\n")]);
-        check(reserved(root.path(), || true), Standing::Good, "5 of 8 of 2048kB");
+        check(reserved(root.path(), || true), Standing::Good, "5 of 8 pages of 2048kB");
         check(reserved(root.path(), || true), Standing::Good, "up to 10 MiB");
         check(reserved(root.path(), || false), Standing::Advice, "cgroup");
         let aside = [("nr_hugepages", "8"), ("free_hugepages", "5"), ("resv_hugepages", "4")];
@@ -166,7 +166,7 @@ mod tests {
     fn pages_of_another_size_are_of_no_use() {
         let path = "sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages";
         let root = machine(&[(path, "8\n")]);
-        check(reserved(root.path(), || true), Standing::Absent, "none of 2 MiB");
+        check(reserved(root.path(), || true), Standing::Absent, "no pages of 2 MiB");
     }
 
     #[test]

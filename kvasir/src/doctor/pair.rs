@@ -64,15 +64,15 @@ pub(super) fn serve(
         .map_err(|error| format!("cannot listen on {address}: {error}"))?;
     let address = listener.local_addr()?;
     say(&format!(
-        "waiting for probes; on the other host: kvasir doctor --peer HOST:{}",
+        "waiting for a measurement; run on the other host: kvasir doctor --peer HOST:{}",
         address.port()
     ));
     loop {
         let (stream, from) = listener.accept()?;
-        say(&format!("a probe from {from}"));
+        say(&format!("started a measurement with {from}"));
         match within(WHOLE, stream, |stream| serve_one(stream, efa, temporary)) {
-            Ok(()) => say(&format!("the probe from {from} is done")),
-            Err(error) => complain(&format!("the probe from {from} ended early: {error}")),
+            Ok(()) => say(&format!("finished the measurement with {from}")),
+            Err(error) => complain(&format!("the measurement with {from} failed: {error}")),
         }
     }
 }
@@ -115,7 +115,8 @@ fn serve_one(stream: TcpStream, efa: &EfaConfig, temporary: &Path) -> Result<(),
     let mut line = Lines::new(stream)?;
     line.say(&offers)?;
     while let Some(Question { offer, compared_bytes }) = line.hear()? {
-        let (_, region) = offered.get(offer).ok_or("it asks for what was not offered")?;
+        let (_, region) =
+            offered.get(offer).ok_or("the peer requested a transport that was not offered")?;
         let mut bytes = vec![0; compared_bytes.min(probe::REGION_BYTES)];
         region.memory().copy_to(0, &mut bytes)?;
         line.say(&Answer { checksum: checksum(&bytes) })?;
@@ -143,13 +144,12 @@ pub(super) fn probe(
     efa: &EfaConfig,
     temporary: &Path,
 ) -> Result<Measured, Box<dyn Error>> {
-    let unreachable = |error| {
-        format!("{peer} cannot be reached ({error}); does `kvasir doctor --serve` run there?")
-    };
+    let unreachable =
+        |error| format!("cannot reach {peer} ({error}); start `kvasir doctor --serve` there");
     let stream = TcpStream::connect_timeout(&peer, SILENCE).map_err(unreachable)?;
     let here = stream.local_addr()?.ip();
     let mut line = Lines::new(stream)?;
-    let offers: Vec<Offer> = line.hear()?.ok_or("the other side has closed the connection")?;
+    let offers: Vec<Offer> = line.hear()?.ok_or("the peer closed the connection")?;
     let run_dir = tempfile::tempdir_in(temporary)?;
     let mut measured = Measured::default();
     for (way, ways) in WAYS {
@@ -159,8 +159,10 @@ pub(super) fn probe(
         let why_not = match (&offered, &side, ways) {
             (_, Err(error), Ways::Plain) => return Err(error.to_string().into()),
             (Some(_), Ok(_), _) => None,
-            (Some(_), Err(error), _) => left_out(&format!("{peer} has it, this host not: {error}")),
-            (None, Ok(_), _) => left_out(&format!("this host has it, {peer} not")),
+            (Some(_), Err(error), _) => {
+                left_out(&format!("{peer} has it, but this host does not: {error}"))
+            }
+            (None, Ok(_), _) => left_out(&format!("this host has it, but {peer} does not")),
             // Neither has it: that is not worth a word.
             (None, Err(_), _) => continue,
         };
@@ -171,13 +173,13 @@ pub(super) fn probe(
         if let Ways::Only(domain) = ways
             && used != domain.label()
         {
-            let why = format!("the card does not reach {peer}: what was written went by {used}");
+            let why = format!("the NIC does not reach {peer}: the writes used {used}");
             measured.left_out.push(Finding::advice(way, why));
             continue;
         }
         compare(&side, (number, offer), &mut line)
-            .map_err(|error| format!("by {used}, to {peer}: {error}"))?;
-        probe.way = format!("by {used}, from {here} to {peer}");
+            .map_err(|error| format!("{used}, to {peer}: {error}"))?;
+        probe.way = format!("{used}, from {here} to {peer}");
         measured.probes.push(probe);
     }
     Ok(measured)
@@ -198,10 +200,11 @@ fn compare(
     let target = RegionDesc::from_bytes(&offer.region)?;
     let bytes = probe::write_pattern(&side.engine, peer, target, COMPARED_BYTES)?;
     line.say(&Question { offer: number, compared_bytes: COMPARED_BYTES })?;
-    let Answer { checksum: landed } =
-        line.hear()?.ok_or("the other side has closed the connection")?;
+    let Answer { checksum: landed } = line.hear()?.ok_or("the peer closed the connection")?;
     if landed != checksum(&bytes) {
-        return Err("what has landed is not what was written: do not use this way".into());
+        return Err(
+            "the bytes at the peer differ from the written bytes: do not use this transport".into(),
+        );
     }
     Ok(())
 }
@@ -233,7 +236,7 @@ impl Lines {
         }
         serde_json::from_slice(&line)
             .map(Some)
-            .map_err(|error| format!("the other side is no `kvasir doctor`: {error}").into())
+            .map_err(|error| format!("the peer is not a `kvasir doctor`: {error}").into())
     }
 }
 

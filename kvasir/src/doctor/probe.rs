@@ -80,7 +80,7 @@ impl Side {
         };
         let all = [Domain::Shm, Domain::Tcp, Domain::Verbs, Domain::Efa];
         let most = all.into_iter().max_by(|a, b| sent(a).total_cmp(&sent(b)));
-        Ok(most.filter(|domain| sent(domain) > 0.0).ok_or("nothing was sent")?.label())
+        Ok(most.filter(|domain| sent(domain) > 0.0).ok_or("no bytes were sent")?.label())
     }
 }
 
@@ -130,7 +130,7 @@ pub(super) fn probe(
     let wires = Wires { engine, peer, source, target };
     let points = POINTS.into_iter().map(|(bytes, outstanding)| wires.point(bytes, outstanding));
     let conditions = format!(
-        "until acknowledged by the receiver; a worker polls for {} us, then sleeps; the caller waits asleep",
+        "times include the acknowledgement; a worker polls for {} us and then sleeps; the caller sleeps while it waits",
         TransferConfig::default().spin_us
     );
     Ok(Probe { way: String::new(), conditions, points: points.collect::<Result<_, _>>()? })

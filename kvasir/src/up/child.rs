@@ -50,12 +50,12 @@ pub(super) fn terminate(child: &Child) {
     }
 }
 
-/// How it ended, as in "ended with status 1" or "was killed by signal 9".
+/// How it ended, as in "exited with status 1" or "was killed by signal 9".
 pub(super) fn describe_end(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
-        (Some(code), _) => format!("ended with status {code}"),
+        (Some(code), _) => format!("exited with status {code}"),
         (None, Some(signal)) => format!("was killed by signal {signal}"),
-        (None, None) => "ended".into(),
+        (None, None) => "exited".into(),
     }
 }
 
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn an_end_is_told_by_status_or_signal() {
-        assert_eq!(describe_end(ExitStatus::from_raw(1 << 8)), "ended with status 1");
+        assert_eq!(describe_end(ExitStatus::from_raw(1 << 8)), "exited with status 1");
         assert_eq!(describe_end(ExitStatus::from_raw(9)), "was killed by signal 9");
     }
 

@@ -16,162 +16,159 @@ const ENGINES_MAX: u32 = 64;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Flags {
-    /// Engines that compute prompts. 1 by default.
+    /// Number of engines that compute prompts. The default is 1.
     #[arg(long, value_name = "N", conflicts_with = "both")]
     pub prefill: Option<u32>,
 
-    /// Engines that generate tokens. 1 by default.
+    /// Number of engines that generate tokens. The default is 1.
     #[arg(long, value_name = "M", conflicts_with = "both")]
     pub decode: Option<u32>,
 
-    /// Engines that do both, instead of prefill and decode apart.
+    /// Number of engines that do both, instead of separate prefill and decode engines.
     #[arg(long, value_name = "N")]
     pub both: Option<u32>,
 
-    /// Engines that share one store node, and with it one cache: prefill and decode in turn. The last node may have
-    /// fewer.
+    /// Number of engines that share one store node and its cache. Prefill and decode engines alternate. The last
+    /// node may have fewer.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub engines_per_node: u32,
 
-    /// A Hugging Face folder of a DeepSeek-V2 model. Without it the bundled model with random
-    /// weights is served.
+    /// Directory of a DeepSeek-V2 model in Hugging Face format. The default is the bundled model, which has random
+    /// weights.
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
 
-    /// The name that clients ask for. The folder's name by default.
+    /// The model's name in requests. The default is the name of its directory.
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
 
-    /// Where HTTP is served, on 127.0.0.1. All other ports are chosen free.
+    /// Port of the HTTP API on 127.0.0.1. All other ports are free ones.
     #[arg(long, value_name = "P", default_value_t = 8000)]
     pub port: u16,
 
-    /// Memory for the cache, for each store node: bytes, or as in 512MiB or 1GiB.
+    /// DRAM for the cache of each store node, in bytes or as in 512MiB or 1GiB.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_bytes)]
-    pub arena_bytes: u64,
+    pub dram_bytes: u64,
 
-    /// Room on disk for blocks that memory has none for, and for the context cache, for each store
-    /// node. None by default.
+    /// Disk space for demoted blocks and contexts of each store node. The default is no SSD tier.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub ssd_bytes: Option<u64>,
 
-    /// Where that lies: a folder on a local disk, with one of its own for each node. The run folder
-    /// by default.
+    /// Directory of the SSD tier on a local disk, with a subdirectory for each node. The default is the run directory.
     #[arg(long, value_name = "DIR", requires = "ssd_bytes")]
     pub ssd_dir: Option<PathBuf>,
 
-    /// Prompt tokens that an engine computes in one step at most.
+    /// Prompt tokens that an engine computes in one step.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    pub chunk_tokens: u32,
+    pub prefill_chunk_tokens: u32,
 
-    /// How the cache is stored.
+    /// Number format of the cache.
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ["f32", "bf16"])]
     pub kv_dtype: String,
 
-    /// What products of attention may be rounded to, where that is faster; "bf16" goes with `--kv-dtype bf16`.
+    /// Precision to which attention may round its products. "bf16" needs `--kv-dtype bf16`.
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ["f32", "bf16"])]
     pub attention_precision: String,
 
-    /// How the store nodes reach each other: shared memory, TCP as if on several hosts, the first
-    /// RDMA device of this host, or EFA.
-    #[arg(long, value_name = "DOMAIN", default_value = "shm", value_parser = ["shm", "tcp", "verbs", "efa"])]
-    pub domain: String,
+    /// Transport between store nodes: shared memory; TCP, as between hosts; the first RDMA device of this host; or
+    /// EFA.
+    #[arg(long, value_name = "TRANSPORT", default_value = "shm", value_parser = ["shm", "tcp", "verbs", "efa"])]
+    pub transport: String,
 
-    /// libfabric's provider for `--domain efa`; "tcp" and "shm" need no device, and are for
-    /// development.
+    /// libfabric's provider for `--transport efa`. "tcp" and "shm" need no device and are for development.
     #[arg(long, value_name = "PROVIDER", default_value = "efa", value_parser = ["efa", "tcp", "shm"])]
     pub efa_provider: String,
 
-    /// Computing threads of each engine. By default the cores are shared out evenly.
+    /// Compute threads of each engine. By default the engines share the cores evenly.
     #[arg(long, value_name = "N")]
     pub threads: Option<u32>,
 
-    /// Where configurations, logs and state.json lie. By default a temporary folder that is
-    /// removed at the end; a folder given here stays.
+    /// Directory of configurations, logs and state.json. The default is a temporary directory that is removed at
+    /// the end; a given directory is kept.
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
 
-    /// When a request is given up.
+    /// Timeout of a request.
     #[arg(long, value_name = "MS", default_value_t = 600_000)]
-    pub request_deadline_ms: u64,
+    pub request_timeout_ms: u64,
 
-    /// A request is refused when its first token is predicted to come later than this.
+    /// A request is refused if its predicted time to first token is longer.
     #[arg(long, value_name = "MS", default_value_t = 30_000)]
     pub ttft_objective_ms: u64,
 
-    /// A request is refused when the time between its tokens is predicted to be longer than this.
+    /// A request is refused if its predicted time between tokens is longer.
     #[arg(long, value_name = "MS", default_value_t = 1_000)]
     pub tbt_objective_ms: u64,
 
-    /// How long what a request holds on a node outlives its last sign of life.
+    /// Time for which a node keeps the locks and pins of a request without a renewal.
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub lease_ms: u64,
 
-    /// With `--both`: a prefix that another node has may stay there, and be attended there, where that is
-    /// predicted to be cheaper than fetching or computing it.
+    /// With `--both`: route queries to a prefix on another node if that is predicted to be cheaper than fetching or
+    /// recomputing it.
     #[arg(long, requires = "both")]
     pub routes: bool,
 
-    /// What is done about how many engines prefill and how many decode: nothing, a metric of what there should
-    /// be, or, with `--both`, engines are also told which of the two they do.
-    #[arg(long, value_name = "MODE", default_value = "wish", value_parser = ["off", "wish", "act"])]
+    /// The balancer of prefill and decode engines: off; recommend the numbers in a metric; or, with `--both`, also
+    /// change the roles of engines.
+    #[arg(long, value_name = "MODE", default_value = "recommend", value_parser = ["off", "recommend", "auto"])]
     pub balance: String,
 
-    /// For experiments: over how long loads are averaged for it; engines keep a role for twice as long.
+    /// For experiments: time over which the balancer averages loads. Engines keep a role for twice as long.
     #[arg(long, hide = true, value_name = "MS")]
     pub balance_window_ms: Option<u64>,
 
-    /// For experiments: requests may name the engine that serves them, and say what becomes of their prefix, in
-    /// headers.
+    /// For experiments: headers of a request may select its engine and the source of its prefix.
     #[arg(long)]
     pub steering: bool,
 
-    /// Requests may name parts of their prompts that are attended as if each stood alone, so that what was computed
-    /// of a document serves wherever it stands. With `--both`: such a request is served by one engine.
+    /// With `--both`: requests may mark parts of their prompts whose cached blocks are reused at any position. This
+    /// changes the answers.
     #[arg(long, requires = "both")]
-    pub chunks: bool,
+    pub chunk_reuse: bool,
 
-    /// For experiments: a prefix that another node has stays there, whatever it costs.
+    /// For experiments: always route queries to a prefix on another node, at any cost.
     #[arg(long, hide = true, requires = "routes")]
     pub always_route: bool,
 
-    /// For experiments: nodes copy no blocks to others by themselves.
+    /// For experiments: nodes replicate no hot blocks.
     #[arg(long, hide = true)]
-    pub no_copies: bool,
+    pub no_replication: bool,
 
-    /// For experiments: how long an engine waits for partial results of another node.
+    /// For experiments: time that an engine waits for the partial results of another node.
     #[arg(long, hide = true, value_name = "MS", requires = "routes")]
-    pub route_deadline_ms: Option<u32>,
+    pub route_timeout_ms: Option<u32>,
 
-    /// For experiments: messages of engines that a node attends at once.
+    /// For experiments: query messages that a node computes at once.
     #[arg(long, hide = true, value_name = "COUNT", requires = "routes")]
-    pub route_flows_max: Option<u32>,
+    pub route_concurrent_messages_max: Option<u32>,
 
-    /// For experiments: nodes take part in everything but never push a page.
+    /// For experiments: prefill shares push no pages.
     #[arg(long, hide = true)]
     pub no_push: bool,
 
-    /// For experiments: what a node sends in a second at most.
+    /// For experiments: limit of the bytes that each node and engine sends per second.
     #[arg(long, hide = true, value_name = "SIZE", value_parser = parse_bytes)]
-    pub throttle_bytes_per_s: Option<u64>,
+    pub send_bytes_per_s_max: Option<u64>,
 
-    /// For experiments: every engine and node writes here when each layer was computed and sent.
+    /// For experiments: directory to which engines and nodes write the times at which each layer was computed and
+    /// sent.
     #[arg(long, hide = true, value_name = "DIR")]
     pub layer_log_dir: Option<PathBuf>,
 
-    /// For experiments: received pages are not compared with their checksums.
+    /// For experiments: checksums of received pages are not verified.
     #[arg(long, hide = true)]
     pub no_verify: bool,
 
-    /// For experiments: each node's disk does wrong as its file NODE.faults in the run folder says.
+    /// For experiments: each node injects the disk faults that the file NODE.faults in the run directory names.
     #[arg(long, hide = true, requires = "ssd_bytes")]
     pub ssd_faults: bool,
 
-    /// For experiments: the conductor keeps so much of what its decisions were taken from.
+    /// For experiments: memory of the conductor for the inputs of its latest decisions.
     #[arg(long, hide = true, value_name = "SIZE", value_parser = parse_bytes)]
-    pub decisions_inputs_bytes: Option<u64>,
+    pub decision_inputs_bytes_max: Option<u64>,
 
-    /// For experiments: a longer prefix elsewhere is fetched even where computing is faster.
+    /// For experiments: fetch a longer prefix from another node even if recomputing it is faster.
     #[arg(long, hide = true)]
     pub always_fetch: bool,
 }
@@ -191,13 +188,13 @@ impl Engines {
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FlagError {
-    #[error("--{0} 0 leaves nobody to do that work: at least 1 is needed")]
+    #[error("--{0} must be at least 1")]
     NoEngine(&'static str),
-    #[error("{asked} engines are more than the {ENGINES_MAX} that `up` runs on one machine")]
+    #[error("{asked} engines are too many: `up` runs at most {ENGINES_MAX} on one machine")]
     TooManyEngines { asked: u64 },
-    #[error("--{flag} {value} is out of range: {range}")]
+    #[error("--{flag} {value} is out of range; use {range}")]
     OutOfRange { flag: &'static str, value: u64, range: &'static str },
-    #[error("--attention-precision bf16 is for a cache in bf16: add --kv-dtype bf16")]
+    #[error("--attention-precision bf16 needs a cache in bf16: add --kv-dtype bf16")]
     Precision,
 }
 
@@ -240,15 +237,15 @@ impl Flags {
         if self.attention_precision() == Precision::Bf16 && self.kv_dtype() != KvDtype::Bf16 {
             return Err(FlagError::Precision);
         }
-        let chunk = u64::from(self.chunk_tokens);
+        let chunk = u64::from(self.prefill_chunk_tokens);
         let threads = u64::from(self.threads.unwrap_or(1));
         let per_node = self.engines_per_node;
         let checks = [
-            ("chunk-tokens", chunk, (1..=65_536).contains(&chunk), "1 to 65536"),
+            ("prefill-chunk-tokens", chunk, (1..=65_536).contains(&chunk), "1 to 65536"),
             (
-                "arena-bytes",
-                self.arena_bytes,
-                self.arena_bytes > 0 && self.arena_bytes.is_multiple_of(HOST_PAGE_BYTES),
+                "dram-bytes",
+                self.dram_bytes,
+                self.dram_bytes > 0 && self.dram_bytes.is_multiple_of(HOST_PAGE_BYTES),
                 "a multiple of 4096 above 0",
             ),
             (
@@ -260,9 +257,9 @@ impl Flags {
             ("engines-per-node", per_node.into(), (1..=ENGINES_MAX).contains(&per_node), "1 to 64"),
             ("threads", threads, (1..=1024).contains(&threads), "1 to 1024"),
             (
-                "request-deadline-ms",
-                self.request_deadline_ms,
-                (100..=3_600_000).contains(&self.request_deadline_ms),
+                "request-timeout-ms",
+                self.request_timeout_ms,
+                (100..=3_600_000).contains(&self.request_timeout_ms),
                 "100 to 3600000",
             ),
             (
@@ -309,13 +306,15 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         "MiB" => 1 << 20,
         "GiB" => 1 << 30,
         "TiB" => 1 << 40,
-        _ => return Err(format!("{text:?} is no size: write bytes, or as in 512MiB or 1GiB")),
+        _ => {
+            return Err(format!(
+                "{text:?} is not a size: write bytes, or a unit as in 512MiB or 1GiB"
+            ));
+        }
     };
-    number
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(factor))
-        .ok_or_else(|| format!("{text:?} is no size: write bytes, or as in 512MiB or 1GiB"))
+    number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor)).ok_or_else(|| {
+        format!("{text:?} is not a size: write bytes, or a unit as in 512MiB or 1GiB")
+    })
 }
 
 #[cfg(test)]
@@ -343,21 +342,12 @@ mod tests {
         check_engines("", Ok((1, 1, 0)));
         check_engines("--prefill 2 --decode 3", Ok((2, 3, 0)));
         check_engines("--both 2", Ok((0, 0, 2)));
-        check_engines(
-            "--prefill 0",
-            Err("--prefill 0 leaves nobody to do that work: at least 1 is needed"),
-        );
-        check_engines(
-            "--decode 0",
-            Err("--decode 0 leaves nobody to do that work: at least 1 is needed"),
-        );
-        check_engines(
-            "--both 0",
-            Err("--both 0 leaves nobody to do that work: at least 1 is needed"),
-        );
+        check_engines("--prefill 0", Err("--prefill must be at least 1"));
+        check_engines("--decode 0", Err("--decode must be at least 1"));
+        check_engines("--both 0", Err("--both must be at least 1"));
         check_engines(
             "--prefill 4294967295",
-            Err("4294967296 engines are more than the 64 that `up` runs on one machine"),
+            Err("4294967296 engines are too many: `up` runs at most 64 on one machine"),
         );
     }
 
@@ -369,16 +359,16 @@ mod tests {
     #[test]
     fn numbers_out_of_range_are_refused() {
         for line in [
-            "--arena-bytes 4097",
+            "--dram-bytes 4097",
             "--attention-precision bf16",
-            "--arena-bytes 0",
-            "--chunk-tokens 0",
+            "--dram-bytes 0",
+            "--prefill-chunk-tokens 0",
             "--ssd-bytes 63MiB",
             "--threads 0",
             "--engines-per-node 0",
             "--engines-per-node 65",
             "--lease-ms 999",
-            "--request-deadline-ms 0",
+            "--request-timeout-ms 0",
             "--ttft-objective-ms 0",
             "--tbt-objective-ms 0",
         ] {

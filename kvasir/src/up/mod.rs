@@ -116,7 +116,7 @@ pub(crate) async fn run_for<T>(
         plan.processes.iter().map(|p| p.name.as_str()).collect::<Vec<_>>().join(", ")
     ));
     say(&format!("serving {} from {}", plan.model_name, model.display()));
-    say(&format!("run folder {}", run_dir.path().display()));
+    say(&format!("run directory {}", run_dir.path().display()));
     let engines = plan.processes.iter().filter(|process| process.kind == Kind::Engine);
     // The front door serves when some engines are there, the cluster is whole when all are.
     let parts: Vec<SocketAddr> =
@@ -143,7 +143,7 @@ pub(crate) async fn run_for<T>(
         }
     };
     let ending = Instant::now();
-    say("ending: the conductor, then the engines, then the store nodes");
+    say("stopping the conductor, then the engines, then the store nodes");
     let mut again: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async {
         // Tools often signal a process and its group, so that one wish arrives twice.
         tokio::time::sleep(SAME_WISH).await;
@@ -152,9 +152,9 @@ pub(crate) async fn run_for<T>(
     supervisor.shut_down(&mut again).await;
     if outcome.is_err() {
         run_dir.keep();
-        say(&format!("logs are kept in {}", run_dir.path().display()));
+        say(&format!("the logs remain in {}", run_dir.path().display()));
     }
-    say(&format!("ended after {:.1} s", ending.elapsed().as_secs_f64()));
+    say(&format!("stopped after {:.1} s", ending.elapsed().as_secs_f64()));
     outcome
 }
 
@@ -184,7 +184,7 @@ impl Watch<'_> {
         loop {
             let started = supervisor.start_due()?;
             if is_ready && !started.is_empty() {
-                self.say(&format!("started again: {}", started.join(", ")));
+                self.say(&format!("restarted {}", started.join(", ")));
             } else if !started.is_empty() {
                 self.say(&format!("started {}", started.join(", ")));
             }
@@ -199,7 +199,7 @@ impl Watch<'_> {
                 if !is_ready && ended.ends_in_a_row >= ENDS_BEFORE_GIVING_UP {
                     let Ended { name, ends_in_a_row, .. } = ended;
                     return Err(
-                        format!("{name} ended {ends_in_a_row} times and is given up").into()
+                        format!("{name} exited {ends_in_a_row} times in a row; giving up").into()
                     );
                 }
             }
@@ -234,7 +234,7 @@ impl Watch<'_> {
                 Ok(answer) => answer.text().trim().to_owned(),
                 Err(error) => format!("no answer ({error})"),
             };
-            self.say(&format!("not ready yet: http://{part}/readyz says: {reason}"));
+            self.say(&format!("not ready yet: http://{part}/readyz reports: {reason}"));
             *remind_at = Instant::now() + STILL_WAITING;
         }
         Ok(false)
@@ -244,7 +244,7 @@ impl Watch<'_> {
 fn tell(ended: &Ended) {
     let seconds = ended.restart_in.as_secs_f64();
     say(&format!(
-        "{} {}; starting it again on the same ports in {seconds:.1} s. The end of {}:",
+        "{} {}; restarting it on the same ports in {seconds:.1} s. Last lines of {}:",
         ended.name,
         ended.how,
         ended.log.display()

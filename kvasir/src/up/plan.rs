@@ -56,9 +56,9 @@ pub(super) trait Addresses {
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AddressError {
-    #[error("port {port} of 127.0.0.1 cannot be used ({source}); choose another with --port")]
+    #[error("cannot use port {port} of 127.0.0.1 ({source}); choose another one with --port")]
     FrontDoor { port: u16, source: std::io::Error },
-    #[error("no free port was found on 127.0.0.1: {0}")]
+    #[error("cannot find a free port on 127.0.0.1: {0}")]
     NoneFree(std::io::Error),
 }
 
@@ -66,7 +66,7 @@ pub(super) enum AddressError {
 pub(super) enum PlanError {
     #[error(transparent)]
     Address(#[from] AddressError),
-    #[error("a configuration cannot be written as TOML: {0}")]
+    #[error("cannot write a configuration as TOML: {0}")]
     Toml(#[from] toml::ser::Error),
 }
 
@@ -90,7 +90,7 @@ pub(super) fn plan(
         }
     }
     let node_addresses: Vec<String> = configs.iter().map(|node| node.listen.to_string()).collect();
-    let peers = if flags.no_copies { &[] } else { &node_addresses[..] };
+    let peers = if flags.no_replication { &[] } else { &node_addresses[..] };
     let named = configs.into_iter().map(|node| beside(node, peers));
     let nodes: Vec<ProcessPlan> = named.collect::<Result<_, _>>()?;
     let watch = addresses.free()?;
@@ -172,30 +172,32 @@ fn node(
         listen,
         attach_dir: attach_dir(common.surroundings.run_dir, name),
         engines_max: NodeConfig::default().engines_max.max(engines as u32),
-        arena_bytes: flags.arena_bytes,
-        domain: match flags.domain.as_str() {
+        dram_bytes: flags.dram_bytes,
+        transport: match flags.transport.as_str() {
             "tcp" => Domain::Tcp,
             "verbs" => Domain::Verbs,
             "efa" => Domain::Efa,
             _ => Domain::Shm,
         },
         transfer_listen,
-        lease_ms_max: NodeConfig::default().lease_ms_max.max(flags.lease_ms),
-        push: !flags.no_push,
+        lease_max_ms: NodeConfig::default().lease_max_ms.max(flags.lease_ms),
+        push_enabled: !flags.no_push,
         verify: if flags.no_verify {
             Verify { tcp: false, shm: false, verbs: false, efa: false }
         } else {
             Verify::default()
         },
-        throttle_bytes_per_s: flags.throttle_bytes_per_s.unwrap_or(0),
-        layer_log: layer_log(flags, name),
+        send_bytes_per_s_max: flags.send_bytes_per_s_max.unwrap_or(0),
+        layer_log_file: layer_log(flags, name),
         ssd: ssd(common, name),
         routes: NodeRoutes {
-            flows_max: flags.route_flows_max.unwrap_or(NodeRoutes::default().flows_max),
+            concurrent_messages_max: flags
+                .route_concurrent_messages_max
+                .unwrap_or(NodeRoutes::default().concurrent_messages_max),
             ..NodeRoutes::default()
         },
         efa: efa(&flags.efa_provider),
-        drain_ms: NODE_DRAIN_MS.into(),
+        drain_timeout_ms: NODE_DRAIN_MS.into(),
         ..NodeConfig::default()
     })
 }
@@ -203,7 +205,7 @@ fn node(
 /// The node may copy blocks to every other of these.
 fn beside(mut config: NodeConfig, nodes: &[String]) -> Result<ProcessPlan, PlanError> {
     let own = config.listen.to_string();
-    config.replicas.peers = nodes.iter().filter(|node| **node != own).cloned().collect();
+    config.replication.peers = nodes.iter().filter(|node| **node != own).cloned().collect();
     Ok(ProcessPlan {
         name: config.node_id.clone(),
         kind: Kind::StoreNode,
@@ -230,10 +232,10 @@ fn ssd(common: &Common<'_>, node: &str) -> Ssd {
     let segment_bytes = (bytes / 32).max(4 << 20);
     Ssd {
         dir: Some(dir.unwrap_or_else(|| run_dir.join(format!("{node}.ssd")))),
-        bytes: bytes / page * page,
+        capacity_bytes: bytes / page * page,
         segment_bytes: segment_bytes.min(Ssd::default().segment_bytes) / page * page,
         tenant_bytes_max: bytes,
-        faults: flags.ssd_faults.then(|| run_dir.join(format!("{node}.faults"))),
+        faults_file: flags.ssd_faults.then(|| run_dir.join(format!("{node}.faults"))),
         ..Ssd::default()
     }
 }
@@ -249,17 +251,17 @@ fn engine(
     let config = EngineConfig {
         instance_id: name.to_owned(),
         role,
-        model: common.surroundings.model.to_owned(),
+        model_dir: common.surroundings.model.to_owned(),
         model_name: common.model_name.to_owned(),
         attach_dir: attach_dir(common.surroundings.run_dir, node),
         listen,
-        chunk_tokens: flags.chunk_tokens,
+        prefill_chunk_tokens: flags.prefill_chunk_tokens,
         kv_dtype: flags.kv_dtype(),
         attention_precision: flags.attention_precision(),
         threads: common.threads,
         routes: routes(flags),
-        drain_ms: ENGINE_DRAIN_MS,
-        layer_log: layer_log(flags, name),
+        drain_timeout_ms: ENGINE_DRAIN_MS,
+        layer_log_file: layer_log(flags, name),
         ..EngineConfig::default()
     };
     Ok(ProcessPlan {
@@ -274,11 +276,11 @@ fn engine(
 /// All nodes are on this host.
 fn routes(flags: &Flags) -> Routes {
     let routes = Routes::default();
-    let domain = if flags.domain == "tcp" { Domain::Tcp } else { Domain::Shm };
+    let transport = if flags.transport == "tcp" { Domain::Tcp } else { Domain::Shm };
     Routes {
-        domain,
-        deadline_ms: flags.route_deadline_ms.unwrap_or(routes.deadline_ms),
-        throttle_bytes_per_s: flags.throttle_bytes_per_s.unwrap_or(0),
+        transport,
+        answer_timeout_ms: flags.route_timeout_ms.unwrap_or(routes.answer_timeout_ms),
+        send_bytes_per_s_max: flags.send_bytes_per_s_max.unwrap_or(0),
         ..routes
     }
 }
@@ -286,7 +288,7 @@ fn routes(flags: &Flags) -> Routes {
 fn conductor(
     common: &Common<'_>,
     listen: SocketAddr,
-    watch_listen: SocketAddr,
+    monitor_listen: SocketAddr,
     nodes: Vec<String>,
     addresses: &mut impl Addresses,
 ) -> Result<ProcessPlan, PlanError> {
@@ -295,34 +297,34 @@ fn conductor(
     let config = ConductorConfig {
         listen,
         grpc_listen,
-        watch_listen,
+        monitor_listen,
         nodes,
         models: vec![ModelConfig {
             name: common.model_name.to_owned(),
             path: common.surroundings.model.to_owned(),
         }],
-        request_deadline_ms: flags.request_deadline_ms,
+        request_timeout_ms: flags.request_timeout_ms,
         ttft_objective_ms: flags.ttft_objective_ms,
         tbt_objective_ms: flags.tbt_objective_ms,
         always_fetch: flags.always_fetch,
-        decisions_inputs_bytes: flags.decisions_inputs_bytes.unwrap_or(0) as usize,
+        decision_inputs_bytes_max: flags.decision_inputs_bytes_max.unwrap_or(0) as usize,
         routes: RoutesConfig {
             enabled: flags.routes,
             always: flags.always_route,
             ..RoutesConfig::default()
         },
         steering_enabled: flags.steering,
-        chunks_enabled: flags.chunks,
+        chunk_reuse_enabled: flags.chunk_reuse,
         balance: balance(flags),
         lease_ms: flags.lease_ms,
-        drain_ms: CONDUCTOR_DRAIN_MS.into(),
+        drain_timeout_ms: CONDUCTOR_DRAIN_MS.into(),
         ..ConductorConfig::default()
     };
     Ok(ProcessPlan {
         name: "conductor".to_owned(),
         kind: Kind::Conductor,
         address: listen,
-        other_addresses: vec![grpc_listen, watch_listen],
+        other_addresses: vec![grpc_listen, monitor_listen],
         config: toml::to_string(&config)?,
     })
 }
@@ -330,12 +332,17 @@ fn conductor(
 fn balance(flags: &Flags) -> BalanceConfig {
     let mode = match flags.balance.as_str() {
         "off" => BalanceMode::Off,
-        "act" => BalanceMode::Act,
-        _ => BalanceMode::Wish,
+        "auto" => BalanceMode::Auto,
+        _ => BalanceMode::Recommend,
     };
     let balance = BalanceConfig { mode, ..BalanceConfig::default() };
     let Some(window_ms) = flags.balance_window_ms else { return balance };
-    BalanceConfig { sample_ms: window_ms / 10, window_ms, dwell_ms: 2 * window_ms, ..balance }
+    BalanceConfig {
+        sample_interval_ms: window_ms / 10,
+        window_ms,
+        dwell_ms: 2 * window_ms,
+        ..balance
+    }
 }
 
 fn layer_log(flags: &Flags, process: &str) -> Option<PathBuf> {
@@ -412,14 +419,14 @@ mod tests {
         assert_eq!(conductor.models[0].name, "tiny");
         for engine in ["prefill-1", "prefill-2", "decode-1"] {
             let node: NodeConfig = config(&plan, &format!("{engine}-node"));
-            let mut known = node.replicas.peers.clone();
+            let mut known = node.replication.peers.clone();
             known.push(node.listen.to_string());
             known.sort();
             assert_eq!(known, nodes, "it knows the others");
             assert_eq!(config::<EngineConfig>(&plan, engine).attach_dir, node.attach_dir);
         }
-        let plan = planned("--prefill 2 --no-copies");
-        assert_eq!(config::<NodeConfig>(&plan, "prefill-1-node").replicas.peers, [""; 0]);
+        let plan = planned("--prefill 2 --no-replication");
+        assert_eq!(config::<NodeConfig>(&plan, "prefill-1-node").replication.peers, [""; 0]);
     }
 
     #[test]
@@ -469,35 +476,37 @@ mod tests {
     #[test]
     fn flags_land_in_the_configurations_they_are_about() {
         let plan = planned(
-            "--both 1 --arena-bytes 64MiB --chunk-tokens 16 --kv-dtype bf16 --attention-precision bf16 --domain tcp --threads 3 \
-             --no-push --throttle-bytes-per-s 1000 --layer-log-dir /logs --no-verify --lease-ms 70000 \
-             --request-deadline-ms 900 --ttft-objective-ms 800 --tbt-objective-ms 70 --always-fetch --model-name other \
-             --ssd-bytes 64MiB --ssd-dir /disk --ssd-faults --steering --chunks --balance act --balance-window-ms 1000",
+            "--both 1 --dram-bytes 64MiB --prefill-chunk-tokens 16 --kv-dtype bf16 --attention-precision bf16 --transport tcp --threads 3 \
+             --no-push --send-bytes-per-s-max 1000 --layer-log-dir /logs --no-verify --lease-ms 70000 \
+             --request-timeout-ms 900 --ttft-objective-ms 800 --tbt-objective-ms 70 --always-fetch --model-name other \
+             --ssd-bytes 64MiB --ssd-dir /disk --ssd-faults --steering --chunk-reuse --balance auto --balance-window-ms 1000",
         );
         let node: NodeConfig = config(&plan, "both-1-node");
-        assert_eq!(node.arena_bytes, 64 << 20);
-        assert_eq!(node.domain, Domain::Tcp);
-        assert_eq!((node.push, node.throttle_bytes_per_s), (false, 1000));
+        assert_eq!(node.dram_bytes, 64 << 20);
+        assert_eq!(node.transport, Domain::Tcp);
+        assert_eq!((node.push_enabled, node.send_bytes_per_s_max), (false, 1000));
         assert_eq!(node.verify, Verify { tcp: false, shm: false, verbs: false, efa: false });
-        assert_eq!(node.layer_log, Some("/logs/both-1-node.log".into()));
-        assert!(node.lease_ms_max >= 70_000);
+        assert_eq!(node.layer_log_file, Some("/logs/both-1-node.log".into()));
+        assert!(node.lease_max_ms >= 70_000);
         assert_eq!(node.ssd.dir, Some("/disk/both-1-node".into()));
-        assert_eq!((node.ssd.bytes, node.ssd.segment_bytes), (64 << 20, 4 << 20));
-        assert_eq!(node.ssd.faults, Some("/run/both-1-node.faults".into()));
+        assert_eq!((node.ssd.capacity_bytes, node.ssd.segment_bytes), (64 << 20, 4 << 20));
+        assert_eq!(node.ssd.faults_file, Some("/run/both-1-node.faults".into()));
         assert_eq!(node.check(), Ok(()));
         let engine: EngineConfig = config(&plan, "both-1");
-        assert_eq!((engine.chunk_tokens, engine.threads), (16, 3));
-        assert_eq!(engine.routes.throttle_bytes_per_s, 1000);
+        assert_eq!((engine.prefill_chunk_tokens, engine.threads), (16, 3));
+        assert_eq!(engine.routes.send_bytes_per_s_max, 1000);
         assert_eq!((engine.kv_dtype, engine.role), (KvDtype::Bf16, Role::Both));
         assert_eq!(engine.attention_precision, Precision::Bf16);
-        assert_eq!(engine.layer_log, Some("/logs/both-1.log".into()));
+        assert_eq!(engine.layer_log_file, Some("/logs/both-1.log".into()));
         assert_eq!(engine.model_name, "other");
         let conductor: ConductorConfig = config(&plan, "conductor");
-        assert_eq!((conductor.request_deadline_ms, conductor.lease_ms), (900, 70_000));
+        assert_eq!((conductor.request_timeout_ms, conductor.lease_ms), (900, 70_000));
         assert_eq!((conductor.ttft_objective_ms, conductor.tbt_objective_ms), (800, 70));
-        assert!(conductor.always_fetch && conductor.steering_enabled && conductor.chunks_enabled);
-        let BalanceConfig { mode, sample_ms, window_ms, dwell_ms, .. } = conductor.balance;
-        assert_eq!((mode, sample_ms), (BalanceMode::Act, 100));
+        assert!(
+            conductor.always_fetch && conductor.steering_enabled && conductor.chunk_reuse_enabled
+        );
+        let BalanceConfig { mode, sample_interval_ms, window_ms, dwell_ms, .. } = conductor.balance;
+        assert_eq!((mode, sample_interval_ms), (BalanceMode::Auto, 100));
         assert_eq!((window_ms, dwell_ms), (1_000, 2_000));
         assert_eq!(conductor.models[0].name, "other");
     }

@@ -19,25 +19,25 @@ const MEMORY_PER_PROCESS_BYTES: u64 = 32 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PreflightError {
-    #[error("there is no model folder {}", path.display())]
+    #[error("the model {} is not a directory; set --model to the directory of a model", path.display())]
     NoModel { path: PathBuf },
     #[error(
-        "the bundled model was not found in {}; say which model to serve with --model DIR",
+        "cannot find the bundled model in {}; choose a model with --model DIR",
         looked_in.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or ")
     )]
     NoBundledModel { looked_in: Vec<PathBuf> },
-    #[error("the model in {} cannot be served: {reason}", path.display())]
+    #[error("cannot serve the model in {}: {reason}", path.display())]
     Unsupported { path: PathBuf, reason: String },
     #[error(
-        "{engines} engines with --arena-bytes {arena_bytes} need about {needed_mib} MiB of memory, \
-         and {available_mib} MiB are available: take a smaller --arena-bytes or fewer engines"
+        "{engines} engines with --dram-bytes {dram_bytes} need about {needed_mib} MiB of memory, \
+         but only {available_mib} MiB are available; use a smaller --dram-bytes or fewer engines"
     )]
-    TooLittleMemory { engines: u32, arena_bytes: u64, needed_mib: u64, available_mib: u64 },
+    TooLittleMemory { engines: u32, dram_bytes: u64, needed_mib: u64, available_mib: u64 },
     #[error(
-        "--arena-bytes {arena_bytes} has room for {slots} blocks of this model, and an engine needs \
-         {ARENA_SLOTS_MIN} at least: {wanted} or more"
+        "--dram-bytes {dram_bytes} has room for {slots} blocks of this model, but an engine needs \
+         at least {ARENA_SLOTS_MIN}; use {wanted} or more"
     )]
-    SmallArena { arena_bytes: u64, slots: u64, wanted: u64 },
+    SmallArena { dram_bytes: u64, slots: u64, wanted: u64 },
 }
 
 /// The model to serve, as an absolute path.
@@ -76,9 +76,9 @@ pub(super) fn check_model(
     })?;
     let block_tokens = EngineConfig::default().block_tokens;
     let slot_bytes = description.config.layout(block_tokens, flags.kv_dtype()).slot_bytes();
-    check_arena(flags.arena_bytes, slot_bytes)?;
+    check_arena(flags.dram_bytes, slot_bytes)?;
     let need = Need {
-        arena_bytes: flags.arena_bytes,
+        dram_bytes: flags.dram_bytes,
         tail_bytes: NodeConfig::default().tail_bytes,
         weights_bytes: description.memory_bytes,
     };
@@ -86,7 +86,7 @@ pub(super) fn check_model(
     if needed > available {
         return Err(PreflightError::TooLittleMemory {
             engines: engines.total(),
-            arena_bytes: flags.arena_bytes,
+            dram_bytes: flags.dram_bytes,
             needed_mib: needed >> 20,
             available_mib: available >> 20,
         });
@@ -94,20 +94,20 @@ pub(super) fn check_model(
     Ok(())
 }
 
-fn check_arena(arena_bytes: u64, slot_bytes: u64) -> Result<(), PreflightError> {
-    let slots = arena_bytes / slot_bytes;
+fn check_arena(dram_bytes: u64, slot_bytes: u64) -> Result<(), PreflightError> {
+    let slots = dram_bytes / slot_bytes;
     if slots >= u64::from(ARENA_SLOTS_MIN) {
         return Ok(());
     }
     let wanted =
         slot_bytes.saturating_mul(ARENA_SLOTS_MIN.into()).next_multiple_of(HOST_PAGE_BYTES);
-    Err(PreflightError::SmallArena { arena_bytes, slots, wanted })
+    Err(PreflightError::SmallArena { dram_bytes, slots, wanted })
 }
 
 /// What one engine and its node take.
 #[derive(Debug, Clone, Copy)]
 struct Need {
-    arena_bytes: u64,
+    dram_bytes: u64,
     tail_bytes: u64,
     weights_bytes: u64,
 }
@@ -116,12 +116,12 @@ impl Need {
     /// Beside arenas that find room in reserved pages.
     fn total(self, engines: Engines, reserved_bytes: u64) -> u64 {
         let arenas = u64::from(engines.total());
-        let in_reserved = reserved_bytes / self.arena_bytes.max(1);
+        let in_reserved = reserved_bytes / self.dram_bytes.max(1);
         self.tail_bytes
             .saturating_add(self.weights_bytes)
             .saturating_add(2 * MEMORY_PER_PROCESS_BYTES)
             .saturating_mul(arenas)
-            .saturating_add(self.arena_bytes.saturating_mul(arenas.saturating_sub(in_reserved)))
+            .saturating_add(self.dram_bytes.saturating_mul(arenas.saturating_sub(in_reserved)))
             .saturating_add(MEMORY_PER_PROCESS_BYTES)
     }
 }
@@ -133,11 +133,11 @@ mod tests {
     #[test]
     fn the_need_grows_with_arena_weights_and_engines_and_never_wraps() {
         let engines = |prefill| Engines { prefill, decode: 1, both: 0 };
-        let need = Need { arena_bytes: 100, tail_bytes: 7, weights_bytes: 10 };
+        let need = Need { dram_bytes: 100, tail_bytes: 7, weights_bytes: 10 };
         let process = MEMORY_PER_PROCESS_BYTES;
         assert_eq!(need.total(engines(1), 0), 2 * 117 + 5 * process);
         assert_eq!(need.total(engines(2), 0), 3 * 117 + 7 * process);
-        assert_eq!(Need { arena_bytes: u64::MAX, ..need }.total(engines(1), 0), u64::MAX);
+        assert_eq!(Need { dram_bytes: u64::MAX, ..need }.total(engines(1), 0), u64::MAX);
         assert_eq!(need.total(engines(2), 199), 2 * 100 + 3 * 17 + 7 * process);
         assert_eq!(need.total(engines(2), 1_000), 3 * 17 + 7 * process);
     }

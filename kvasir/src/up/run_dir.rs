@@ -19,13 +19,13 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RunDirError {
-    #[error("the run folder {} cannot be used: {source}", path.display())]
+    #[error("cannot use the run directory {}: {source}", path.display())]
     Unusable { path: PathBuf, source: std::io::Error },
-    #[error("the run folder {} is used by another cluster", path.display())]
+    #[error("another cluster uses the run directory {}; choose another one with --run-dir", path.display())]
     InUse { path: PathBuf },
     #[error(
-        "the path of the run folder {} is too long for the sockets in it: at most {PATH_BYTES_MAX} \
-         bytes; choose another with --run-dir",
+        "the path of the run directory {} is too long for the sockets in it (at most {PATH_BYTES_MAX} \
+         bytes); choose another one with --run-dir",
         path.display()
     )]
     TooLong { path: PathBuf },
@@ -161,7 +161,7 @@ mod tests {
         File::create(other.join(LOCK)).unwrap();
 
         remove_abandoned(parent.path(), SystemTime::now());
-        assert!(killed_path.exists(), "it may have an owner that is just beginning");
+        assert!(killed_path.exists(), "its owner may be starting");
         remove_abandoned(parent.path(), SystemTime::now() + ABANDONED_AFTER);
         assert!(!killed_path.exists());
         assert!(kept_path.exists() && running_path.exists() && other.exists());

@@ -18,9 +18,9 @@ const POLL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SuperviseError {
-    #[error("the folder {} of the cluster cannot be written", path.display())]
+    #[error("cannot write to the run directory {}", path.display())]
     RunDir { path: PathBuf, source: std::io::Error },
-    #[error("{name} cannot be started")]
+    #[error("cannot start {name}")]
     Spawn { name: String, source: std::io::Error },
 }
 
@@ -189,13 +189,13 @@ impl Supervisor {
             (Kind::Engine, ENGINE_DRAIN_MS),
             (Kind::StoreNode, NODE_DRAIN_MS),
         ];
-        for (kind, drain_ms) in stages {
-            let patience = Duration::from_millis(drain_ms.into()) + GRACE;
+        for (kind, drain_timeout_ms) in stages {
+            let patience = Duration::from_millis(drain_timeout_ms.into()) + GRACE;
             tokio::select! {
                 () = self.end_kind(kind, patience) => {}
                 () = &mut *hurry => {
                     if !self.quiet {
-                        say("asked again: killing what is left");
+                        say("received a second signal; killing the remaining processes");
                     }
                     break;
                 }
@@ -219,7 +219,7 @@ impl Supervisor {
                 && exit_status(child).is_none()
             {
                 if !self.quiet {
-                    say(&format!("{} did not end in its time and is killed", process.plan.name));
+                    say(&format!("{} did not exit in time; killing it", process.plan.name));
                 }
                 kill(child);
             }

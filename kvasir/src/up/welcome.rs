@@ -10,18 +10,18 @@ pub(super) fn text(state: &State, run_dir: &Path, seconds: f64) -> String {
     let State { url, model, watch, .. } = state;
     let mut text = format!(
         r#"
-Ready after {seconds:.1} s: {url} serves {model}. Ask it something:
+Ready after {seconds:.1} s: {url} serves {model}. Send a request:
 
   curl -N {url}/v1/chat/completions -H 'content-type: application/json' \
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 24, "stream": true}}'
 
-What to look at next:
+Next steps:
 
-  {watch}           nodes, engines and decisions as they come, for a browser
-  kvasir top --conductor {watch}       the same in the terminal
-  kvasir explain --conductor {watch}   why the latest requests went where they went
-  curl {url}/v1/models            what is served
-  curl {url}/metrics              what the conductor counts; each process has its own:
+  {watch}           nodes, engines and live decisions, in a browser
+  kvasir top --conductor {watch}       the same in a terminal
+  kvasir explain --conductor {watch}   the reasons for the placement of the latest requests
+  curl {url}/v1/models            the served models
+  curl {url}/metrics              metrics of the conductor; each process has its own:
 "#
     );
     for (name, process) in &state.processes {
@@ -31,10 +31,10 @@ What to look at next:
     let _ = write!(
         text,
         "
-  kill -9 any of these pids: it is started again, and the others go on
-  {}   all of this for scripts; logs and configurations lie beside it
+  kill -9 one of these pids: `up` restarts the process, and the others continue
+  {}   the same information for scripts, beside logs and configurations
 
-Ctrl-C ends everything.
+Ctrl-C stops all processes.
 ",
         State::path(run_dir).display()
     );

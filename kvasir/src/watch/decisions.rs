@@ -14,7 +14,7 @@ const HEAD: [(&str, Align); 10] = [
     ("PREDICTED", Align::Right),
     ("TTFT", Align::Right),
     ("OUTCOME", Align::Left),
-    ("WHY", Align::Left),
+    ("REASON", Align::Left),
 ];
 
 /// A line each.
@@ -27,7 +27,7 @@ pub(super) fn list(decisions: &[Value]) -> String {
 fn row(one: &Value, latest: u64) -> Vec<String> {
     let at = one["at_unix_ms"].as_u64().unwrap_or(latest);
     let refused = one["refused"].as_str();
-    let why = refused.or(one["cache"].as_str()).or(one["why"].as_str()).unwrap_or("");
+    let why = refused.or(one["cache"].as_str()).or(one["reason"].as_str()).unwrap_or("");
     let passed_to = &one["passed_to"];
     let prefill = if passed_to.is_string() { passed_to } else { &one["prefill"] };
     vec![
@@ -54,7 +54,7 @@ pub(super) fn whole(decisions: &[Value]) -> String {
             word(&decision["request_id"]),
             number(&decision["prompt_tokens"]),
             word(&decision["model"]),
-            if decision["cache_class"] == "ephemeral" { ", not kept" } else { "" },
+            if decision["cache_class"] == "ephemeral" { ", ephemeral" } else { "" },
         );
         match decision["refused"].as_str() {
             // The text ends with it.
@@ -83,12 +83,12 @@ pub(super) fn whole(decisions: &[Value]) -> String {
             let predicted = decision["placement"]["predicted_tbt_us"].as_f64();
             let predicted = predicted.map(|us| format!(", predicted {:.1} ms", us / 1e3));
             let predicted = predicted.unwrap_or_default();
-            text += &format!("; between tokens {:.1} ms{predicted}", tbt_us / 1e3);
+            text += &format!("; time between tokens {:.1} ms{predicted}", tbt_us / 1e3);
         }
         if let (Some(cached), Some(answer)) =
-            (came["cached_tokens"].as_u64(), came["answer_tokens"].as_u64())
+            (came["cached_tokens"].as_u64(), came["generated_tokens"].as_u64())
         {
-            text += &format!("; {cached} tokens came from the cache, {answer} were answered");
+            text += &format!("; {cached} cached tokens, {answer} generated tokens");
         }
         text + "\n"
     };
@@ -125,7 +125,7 @@ mod tests {
     fn a_decision_says_why_and_what_came_of_it() {
         let decision = json!({
             "at_unix_ms": 5, "request_id": "abc", "model": "m", "prompt_tokens": 130, "ttft_ms": 12.5,
-            "outcome": {"how": "ok", "after_ms": 40, "cached_tokens": 64, "answer_tokens": 7, "tbt_us": 2_500},
+            "outcome": {"how": "ok", "after_ms": 40, "cached_tokens": 64, "generated_tokens": 7, "tbt_us": 2_500},
             "placement": {"cache": "1 blocks are reused", "predicted_ttft_us": 11_000, "predicted_tbt_us": 2_400},
             "text": "prompt of 130 tokens\nsplit p -> d",
         });
@@ -133,7 +133,7 @@ mod tests {
             whole(&[decision]),
             "request abc: 130 tokens for m\ncache: 1 blocks are reused\n  prompt of 130 tokens\n  \
              split p -> d\noutcome: ok after 40 ms; first token after 12.5 ms, predicted 11.0 ms; \
-             between tokens 2.5 ms, predicted 2.4 ms; 64 tokens came from the cache, 7 were answered\n"
+             time between tokens 2.5 ms, predicted 2.4 ms; 64 cached tokens, 7 generated tokens\n"
         );
         let refused =
             json!({"request_id": "x", "model": "m", "prompt_tokens": 1, "refused": "no room"});
@@ -151,13 +151,13 @@ mod tests {
         );
         let passed = json!({
             "request_id": "x", "model": "m", "prompt_tokens": 9, "passed_on": {},
-            "text": "passed on to http://a: why", "outcome": {"how": "ok", "after_ms": 3},
+            "text": "passed on to http://a: reason", "outcome": {"how": "ok", "after_ms": 3},
         });
         assert_eq!(
             whole(&[passed]),
-            "request x: 9 tokens for m\n  passed on to http://a: why\noutcome: ok after 3 ms\n"
+            "request x: 9 tokens for m\n  passed on to http://a: reason\noutcome: ok after 3 ms\n"
         );
-        let passed = json!({"request_id": "x", "passed_to": "http://a", "why": "for its key"});
+        let passed = json!({"request_id": "x", "passed_to": "http://a", "reason": "for its key"});
         let line = list(&[passed]);
         assert!(line.contains("http://a") && line.contains("for its key"), "{line}");
         let plan = json!({"request_id": "x", "is_plan": true, "text": "split p -> d"});
@@ -165,6 +165,6 @@ mod tests {
         let ephemeral = json!({
             "request_id": "x", "model": "m", "prompt_tokens": 7, "cache_class": "ephemeral",
         });
-        assert!(whole(&[ephemeral]).starts_with("request x: 7 tokens for m, not kept\n"));
+        assert!(whole(&[ephemeral]).starts_with("request x: 7 tokens for m, ephemeral\n"));
     }
 }

@@ -1,5 +1,4 @@
-//! `kvasir explain` and `kvasir top`: what a conductor shows at `watch_listen`, in a terminal. Nothing
-//! is decided or computed here.
+//! `kvasir explain` and `kvasir top`: a terminal view of a conductor's monitoring API.
 
 mod decisions;
 mod state;
@@ -24,11 +23,11 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 /// Which conductor.
 #[derive(Debug, clap::Args)]
 struct Conductor {
-    /// The conductor's `watch_listen`, as a URL or as "host:port".
+    /// The conductor's `monitor_listen`, as a URL or as "host:port".
     #[arg(long = "conductor", value_name = "URL", default_value = "http://127.0.0.1:8002")]
     url: String,
 
-    /// Prints JSON and nothing else, as the conductor answers it.
+    /// Print only the conductor's JSON.
     #[arg(long)]
     json: bool,
 }
@@ -36,11 +35,11 @@ struct Conductor {
 /// Flags of `kvasir explain`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExplainFlags {
-    /// The request's id, as the answer's header `x-request-id` has it: each decision for it, with what
-    /// every candidate would have cost. Without it the latest decisions, a line each.
+    /// The request's id from the header `x-request-id` of its answer. Shows each decision for it, with the cost of
+    /// every candidate. Without an id: the latest decisions, one per line.
     request_id: Option<String>,
 
-    /// So many of the latest.
+    /// Number of latest decisions.
     #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "request_id")]
     last: usize,
 
@@ -51,11 +50,11 @@ pub(crate) struct ExplainFlags {
 /// Flags of `kvasir top`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TopFlags {
-    /// Looks again after so many seconds.
+    /// Seconds between two refreshes.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
-    every: f64,
+    interval: f64,
 
-    /// Looks once and ends.
+    /// Print the state once and exit.
     #[arg(long)]
     once: bool,
 
@@ -63,25 +62,25 @@ pub(crate) struct TopFlags {
     conductor: Conductor,
 }
 
-/// Why a conductor was not heard.
+/// Errors of `kvasir explain` and `kvasir top`.
 #[derive(Debug, thiserror::Error)]
 enum WatchError {
-    #[error("--conductor {url:?} is no address: it must read like http://127.0.0.1:8002")]
+    #[error("--conductor {url:?} is not an address: write one as in http://127.0.0.1:8002")]
     Url { url: String },
     #[error(
-        "no conductor answers at {url} ({why}); --conductor is `watch_listen` of its configuration, \
+        "no conductor answers at {url} ({why}); set --conductor to `monitor_listen` in its configuration, \
          which `kvasir up` prints"
     )]
     NoAnswer { url: String, why: String },
     #[error(
-        "what answers at {url} is not what a conductor shows: --conductor is its `watch_listen`, not \
-         the address of its API"
+        "the server at {url} is not the monitoring API of a conductor: set --conductor to its `monitor_listen`, \
+         not to the address of its HTTP API"
     )]
     NotIt { url: String },
     #[error("{0}")]
     Refused(String),
-    #[error("--every {0} must be between 0.1 and 3600 seconds")]
-    Every(f64),
+    #[error("--interval {0} is out of range; use 0.1 to 3600 seconds")]
+    Interval(f64),
 }
 
 /// `kvasir explain`.
@@ -91,8 +90,8 @@ pub(crate) fn explain(flags: &ExplainFlags) -> Result<(), Box<dyn Error>> {
 
 /// `kvasir top`.
 pub(crate) fn top(flags: &TopFlags) -> Result<(), Box<dyn Error>> {
-    if !(0.1..=3_600.0).contains(&flags.every) {
-        return Err(WatchError::Every(flags.every).into());
+    if !(0.1..=3_600.0).contains(&flags.interval) {
+        return Err(WatchError::Interval(flags.interval).into());
     }
     Ok(runtime()?.block_on(top_in_time(flags))?)
 }
@@ -111,7 +110,7 @@ async fn explain_in_time(flags: &ExplainFlags) -> Result<(), WatchError> {
     match (flags.conductor.json, &flags.request_id) {
         (true, _) => output::say(&answer.to_string()),
         (false, Some(_)) => output::print(&decisions::whole(decisions)),
-        (false, None) if decisions.is_empty() => output::say("no request has come yet"),
+        (false, None) if decisions.is_empty() => output::say("no requests yet"),
         (false, None) => output::print(&decisions::list(decisions)),
     }
     Ok(())
@@ -134,7 +133,7 @@ async fn top_in_time(flags: &TopFlags) -> Result<(), WatchError> {
         if flags.once {
             return Ok(());
         }
-        tokio::time::sleep(Duration::from_secs_f64(flags.every)).await;
+        tokio::time::sleep(Duration::from_secs_f64(flags.interval)).await;
     }
 }
 

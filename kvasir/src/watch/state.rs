@@ -12,16 +12,16 @@ const HEAD: [(&str, Align); 13] = [
     ("WAITING", Align::Right),
     ("QUEUE", Align::Right),
     ("FREE", Align::Right),
-    ("TO BE HAD", Align::Right),
+    ("AVAILABLE", Align::Right),
     ("VRAM", Align::Right),
     ("DRAM", Align::Right),
-    ("ON DISK", Align::Right),
-    ("DISK", Align::Left),
+    ("SSD", Align::Right),
+    ("SSD USED", Align::Left),
     ("STATE", Align::Left),
 ];
 
 const BACKENDS_HEAD: [(&str, Align); 4] = [
-    ("BACK END", Align::Left),
+    ("BACKEND", Align::Left),
     ("MODEL", Align::Left),
     ("RUNNING", Align::Right),
     ("STATE", Align::Left),
@@ -32,15 +32,15 @@ pub(super) fn text(state: &Value) -> String {
     let recent = &state["recent"];
     let ready = if state["ready"] == true { "ready" } else { "NOT READY" };
     let window = match recent["cut_short"] == true {
-        true => "of the latest decisions".to_owned(),
-        false => format!("in the last {} s", number(&recent["window_ms"], 1e3, 0)),
+        true => "latest decisions".to_owned(),
+        false => format!("last {} s", number(&recent["window_ms"], 1e3, 0)),
     };
     let ratio = |value: &Value| {
         value.as_f64().map_or_else(|| "-".to_owned(), |ratio| format!("{:.1} %", ratio * 100.0))
     };
     format!(
-        "kvasir {}, up {} s, {ready}, {} answers in flight, {} wait for their turn, {} blocks in the index ({} MiB)\n\
-         {window}: {} requests, {} refused, {} failed, {} of prompt tokens cached, first token p50 {} ms, p99 {} ms\n{}\n{}{}",
+        "kvasir {}, up {} s, {ready}, {} requests in flight, {} queued, {} blocks in the index ({} MiB)\n\
+         {window}: {} requests, {} refused, {} failed, {} of prompt tokens cached, TTFT p50 {} ms, p99 {} ms\n{}\n{}{}",
         state["version"].as_str().unwrap_or("?"),
         number(&state["up_s"], 1.0, 0),
         number(&state["answers_in_flight"], 1.0, 0),
@@ -64,14 +64,14 @@ fn balance(models: &Value) -> String {
     let line = |one: &Value| {
         let count = |name: &str| number(&one[name], 1.0, 0);
         format!(
-            "{}: {} engines prefill, {} decode, {} do both; wished {}, {}, {}; load {} and {}\n",
+            "{}: {} prefill engines, {} decode, {} both; recommended {}, {}, {}; load {} and {}\n",
             plain(one["model"].as_str().unwrap_or("?")),
             count("prefills"),
             count("decodes"),
             count("both"),
-            count("prefills_wished"),
-            count("decodes_wished"),
-            count("both_wished"),
+            count("prefills_recommended"),
+            count("decodes_recommended"),
+            count("both_recommended"),
             number(&one["prefill_load"], 1.0, 2),
             number(&one["decode_load"], 1.0, 2),
         )
@@ -90,7 +90,7 @@ fn backends(backends: &Value) -> String {
     let backends = backends.as_array().map(Vec::as_slice).unwrap_or_default();
     let said = |value: &Value| value.as_str().unwrap_or("-").to_owned();
     let row = |one: &Value| {
-        let state = if one["alive"] == true { "answers" } else { "does not answer" };
+        let state = if one["healthy"] == true { "healthy" } else { "unhealthy" };
         vec![
             said(&one["url"]),
             said(&one["model"]),
@@ -124,10 +124,10 @@ fn row(node: &Value, engine: &Value) -> Vec<String> {
         false => "-".to_owned(),
     };
     let state = match () {
-        () if node["followed"] != true => "not reached",
+        () if node["connected"] != true => "disconnected",
         () if !has => "no engine",
         () if engine["draining"] == true => "draining",
-        () if engine["avoided"] == true => "failed a moment ago",
+        () if engine["avoided"] == true => "failed recently",
         () => "serving",
     };
     vec![
@@ -183,29 +183,30 @@ mod tests {
         let state = json!({
             "version": "1", "ready": false, "recent": {"hit_ratio": 0.5, "window_ms": 60_000},
             "cluster": {"balance": [
-                {"model": "m", "prefills": 1, "decodes": 2, "both": 0, "prefills_wished": 2,
-                 "decodes_wished": 2, "both_wished": 0, "prefill_load": 1.25, "decode_load": 0.5},
+                {"model": "m", "prefills": 1, "decodes": 2, "both": 0, "prefills_recommended": 2,
+                 "decodes_recommended": 2, "both_recommended": 0, "prefill_load": 1.25, "decode_load": 0.5},
             ], "nodes": [
-                {"address": "a:1", "followed": false, "instances": []},
-                {"address": "b:1", "node": "b", "followed": true, "slots_free": 3, "blocks": 9,
+                {"address": "a:1", "connected": false, "instances": []},
+                {"address": "b:1", "node": "b", "connected": true, "slots_free": 3, "blocks": 9,
                  "tiers": {"vram": 123, "dram": 456, "ssd": 789}, "instances": [engine],
                  "ssd": {"usable": false, "state": "full", "bytes": 0, "bytes_max": 1u64 << 30}},
             ]},
             "backends": [
-                {"url": "http://c:1", "model": "other", "alive": true, "in_flight": 7},
-                {"url": "http://d:1", "model": "other", "alive": false, "in_flight": 0},
+                {"url": "http://c:1", "model": "other", "healthy": true, "in_flight": 7},
+                {"url": "http://d:1", "model": "other", "healthy": false, "in_flight": 0},
             ],
         });
         let text = text(&state);
         assert!(text.contains("NOT READY") && text.contains("50.0 % of prompt tokens"), "{text}");
-        let wish = "m: 1 engines prefill, 2 decode, 0 do both; wished 2, 2, 0; load 1.25 and 0.50";
+        let wish =
+            "m: 1 prefill engines, 2 decode, 0 both; recommended 2, 2, 0; load 1.25 and 0.50";
         assert!(text.contains(wish), "{text}");
         let line = |name: &str| text.lines().find(|line| line.starts_with(name)).expect("a line");
-        assert!(line("a:1").ends_with("not reached"), "{text}");
+        assert!(line("a:1").ends_with("disconnected"), "{text}");
         for part in ["2/8", "1.5ms", "3/64", "123", "456", "789", "0.0/1.0GiB, full", "draining"] {
             assert!(line("b ").contains(part), "{part} in {text}");
         }
-        assert!(line("http://c:1").ends_with("7  answers"), "{text}");
-        assert!(line("http://d:1").ends_with("does not answer"), "{text}");
+        assert!(line("http://c:1").ends_with("7  healthy"), "{text}");
+        assert!(line("http://d:1").ends_with("0  unhealthy"), "{text}");
     }
 }

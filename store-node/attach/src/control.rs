@@ -45,9 +45,9 @@ const TO_ENGINE: RingRange = RingRange { offset: RINGS_AT + RING_BYTES, bytes: R
 
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    #[error("the control memory could not be made or mapped")]
+    #[error("cannot create or map the control memory")]
     Memory(#[from] MemoryError),
-    #[error("the control memory is not what this version expects: {0}")]
+    #[error("the control memory has an unexpected format: {0}")]
     Foreign(String),
 }
 

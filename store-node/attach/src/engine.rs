@@ -33,7 +33,7 @@ pub struct AttachOptions {
     /// Where this engine answers `Engine` calls, as "host:port".
     pub grpc_address: String,
     /// Sequences it decodes at once, at most.
-    pub max_running: u32,
+    pub running_requests_max: u32,
     /// Its own pages, when it has some.
     pub pool: Option<v1::PoolDescription>,
 }
@@ -105,7 +105,7 @@ impl EngineAttachment {
             model: Some(options.model),
             layout: Some((&options.layout).into()),
             grpc_address: options.grpc_address,
-            max_running: options.max_running,
+            running_requests_max: options.running_requests_max,
             pid: 0,
             pool: options.pool,
         };
@@ -313,5 +313,5 @@ impl Receiver {
 pub(crate) fn message(record: &[u8]) -> Result<v1::node_to_engine::Message, AttachError> {
     let decoded = v1::NodeToEngine::decode(record);
     let message = decoded.map_err(|error| AttachError::Protocol(error.to_string()))?.message;
-    message.ok_or_else(|| AttachError::Protocol("an empty message".into()))
+    message.ok_or_else(|| AttachError::Protocol("the message is empty".into()))
 }

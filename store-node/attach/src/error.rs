@@ -17,15 +17,17 @@ pub enum AttachError {
     #[error("the store node refused the attach: {0}")]
     Refused(String),
     /// The node is gone or has detached this engine: attach again.
-    #[error("the store node is gone or has detached this engine")]
+    #[error("the store node stopped or detached this engine; attach again")]
     Lost,
     /// The node has not taken messages for 50 ms: it is overloaded or stuck.
     #[error("the ring to the store node is full")]
     Full,
     /// Longer than a ring takes: split it.
-    #[error("a message of {bytes} bytes is longer than the ring takes ({bytes_max})")]
+    #[error(
+        "a message of {bytes} bytes exceeds the maximum of the ring ({bytes_max} bytes); split it"
+    )]
     TooLong { bytes: usize, bytes_max: usize },
-    #[error("the store node broke the protocol: {0}")]
+    #[error("the store node violated the protocol: {0}")]
     Protocol(String),
 }
 
@@ -47,7 +49,7 @@ impl From<Corrupt> for AttachError {
 
 impl From<MemoryError> for AttachError {
     fn from(error: MemoryError) -> Self {
-        AttachError::Protocol(format!("the slot memory cannot be mapped: {error}"))
+        AttachError::Protocol(format!("cannot map the slot memory: {error}"))
     }
 }
 

@@ -14,7 +14,7 @@ pub const TARGETS: [Target; 1] = [Target { name: "attach_message", run: message,
 pub fn message(record: &[u8]) -> bool {
     let Ok(message) = within(record.len(), || crate::engine::message(record)) else { return false };
     let again = v1::NodeToEngine { message: Some(message) }.encode_to_vec();
-    let read = crate::engine::message(&again).expect("what was written is read");
+    let read = crate::engine::message(&again).expect("an encoded message decodes");
     assert_eq!(v1::NodeToEngine { message: Some(read) }.encode_to_vec(), again);
     true
 }

@@ -211,8 +211,9 @@ pub fn take_descriptors<const N: usize>(
     socket: &Path,
     token: &[u8],
 ) -> Result<(UnixStream, [OwnedFd; N]), AttachError> {
-    let token: Token =
-        token.try_into().map_err(|_| AttachError::Protocol("the token has not 16 bytes".into()))?;
+    let token: Token = token
+        .try_into()
+        .map_err(|_| AttachError::Protocol("the token does not have 16 bytes".into()))?;
     let failed = |error: std::io::Error| AttachError::Unreachable {
         path: socket.into(),
         reason: error.to_string(),

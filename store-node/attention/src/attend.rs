@@ -101,7 +101,9 @@ impl Kernel {
             Kernel::Avx2 => "AVX2, FMA and F16C",
             Kernel::Avx512 => "AVX-512F",
             Kernel::Avx512Bf16 => "AVX-512 F, BW and BF16",
-            Kernel::Amx => "AMX with bf16, AVX-512 with bf16, and Linux' permission to use tiles",
+            Kernel::Amx => {
+                "AMX with bf16, AVX-512 with bf16, and permission from Linux to use tiles"
+            }
         }
     }
 

@@ -62,19 +62,19 @@ pub struct PageSpec<'a> {
 /// Why a description of pages was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
-    #[error("{rows} rows need {needed} pages, and {got} are given")]
+    #[error("{rows} rows need {needed} pages, but {got} are given")]
     Count { rows: usize, needed: usize, got: usize },
-    #[error("page {page} ends at byte {end}, beyond the {len_bytes} of the memory")]
+    #[error("page {page} ends at byte {end}, beyond the {len_bytes} bytes of the memory")]
     OutOfMemory { page: usize, end: usize, len_bytes: usize },
     #[error("rows of {row_bytes} bytes do not fit a stride of {stride_bytes}")]
     Stride { row_bytes: usize, stride_bytes: usize },
-    #[error("a page holds no row or a row no value")]
+    #[error("a page has no rows, or a row has no values")]
     Empty,
     #[error("an address is not aligned to the values' size")]
     Unaligned,
     #[error("a row of fp8 latents has {} values, not {width}", fp8::WIDTH)]
     Width { width: usize },
-    #[error("row {row} is selected, and there are {rows}")]
+    #[error("row {row} is selected, but there are {rows} rows")]
     Selected { row: u32, rows: usize },
 }
 

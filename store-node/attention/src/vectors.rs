@@ -25,9 +25,9 @@ pub enum CaseError {
     Missing(&'static str),
     #[error("tensor `{name}` is {dtype:?} of shape {shape:?}, not {wanted}")]
     Tensor { name: &'static str, dtype: Dtype, shape: Vec<usize>, wanted: String },
-    #[error("metadata `{0}` is missing or no number in its range")]
+    #[error("metadata `{0}` is missing or not a number in its range")]
     Metadata(&'static str),
-    #[error("`{name}` names {found}, and there are {limit}")]
+    #[error("`{name}` contains {found}, but the limit is {limit}")]
     Beyond { name: &'static str, found: i32, limit: usize },
     #[error(transparent)]
     Pages(#[from] PageError),

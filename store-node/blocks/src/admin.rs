@@ -92,13 +92,16 @@ pub enum Holder {
 /// Why an administrator's pin was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AdminPinError {
-    #[error("no such block is here")]
+    #[error("this node does not hold the block")]
     NotHere,
-    #[error("the block is on the SSD alone, where nothing can be pinned: keep it instead")]
+    #[error(
+        "the block is only on the SSD, where blocks cannot be pinned: persist it as a context \
+         instead"
+    )]
     OnSsdOnly,
-    #[error("a pin lasts at least 1 ms and at most {PIN_MS_MAX} ms")]
+    #[error("the time of a pin must be from 1 ms to {PIN_MS_MAX} ms")]
     BadTime,
-    #[error("administrators' pins would hold {wanted} blocks, and may hold {most} of this node's")]
+    #[error("administrators' pins would hold {wanted} blocks, but this node allows {most}")]
     TooMany { wanted: u32, most: u32 },
 }
 

@@ -23,7 +23,7 @@ pub struct Options {
     /// node does not soon repeat the immediates of its former incarnation.
     pub imm_seed: u32,
     /// The longest lease that is granted.
-    pub lease_ms_max: u64,
+    pub lease_max_ms: u64,
     /// How long an abort of an unknown share is remembered.
     pub tombstone_ms: u64,
     /// How many such aborts; when full the oldest is forgotten and counted.
@@ -48,14 +48,14 @@ pub struct Options {
     /// Chains that are read ahead at once; a hint that would be one more is refused. 0: none is followed.
     pub prefetch_chains_max: usize,
     /// What was used within this time makes no room for what is read ahead.
-    pub prefetch_spares_ms: u64,
+    pub prefetch_protected_ms: u64,
     /// A read or write of the SSD that takes longer is not waited for, and nothing new is begun with
     /// the SSD until it has ended.
     pub ssd_timeout_ms: u64,
     /// How long nothing is written to the SSD after it refused.
     pub sink_retry_ms: u64,
     /// The part of the slots that shall be free, or be had at once because the SSD has the block too.
-    pub sink_ahead_percent: u32,
+    pub demote_ahead_percent: u32,
     /// Of the object store that nodes share.
     pub bucket: BucketOptions,
     /// Of copies on other nodes.
@@ -72,7 +72,7 @@ impl Default for Options {
             slots: 0,
             block_tokens: 0,
             imm_seed: 1,
-            lease_ms_max: 60_000,
+            lease_max_ms: 60_000,
             tombstone_ms: 120_000,
             tombstones_max: 65_536,
             finished_ms: 3_900_000,
@@ -84,10 +84,10 @@ impl Default for Options {
             sinks_max: 64,
             rises_max: 1_024,
             prefetch_chains_max: 16,
-            prefetch_spares_ms: 1_000,
+            prefetch_protected_ms: 1_000,
             ssd_timeout_ms: 2_000,
             sink_retry_ms: 1_000,
-            sink_ahead_percent: 25,
+            demote_ahead_percent: 25,
             bucket: BucketOptions::default(),
             replicas: ReplicaOptions::default(),
             pool_copies_max: 32,
@@ -147,7 +147,7 @@ pub struct Allocated {
     /// Leading blocks that are committed here, or on their way from the SSD, and now pinned.
     pub held_blocks: u32,
     /// How many of the last of them are still on their way.
-    pub rising_blocks: u32,
+    pub promoting_blocks: u32,
     /// One slot for each page of the prompt: the held prefix, then reserved ones (source side: the
     /// held prefix alone).
     pub pages: Vec<SlotIndex>,
@@ -162,15 +162,15 @@ pub struct Allocated {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllocateError {
     /// Try again later, or elsewhere.
-    #[error("{wanted} slots are wanted and {available} could be had")]
+    #[error("{wanted} slots are needed, but {available} are available")]
     NoSpace { available: u32, wanted: u32 },
     /// No use to try again here.
-    #[error("{wanted} slots are wanted and this node has {slots} in all")]
+    #[error("{wanted} slots are needed, but this node has {slots}")]
     TooLarge { wanted: u32, slots: u32 },
-    #[error("{0} shares are open, which is the most this node keeps")]
+    #[error("{0} shares are open, the maximum of this node")]
     TooManyShares(usize),
     /// The share was aborted (before or after it was allocated).
-    #[error("the share was aborted before")]
+    #[error("the share was already aborted")]
     Tombstoned,
     #[error("the share has finished")]
     Finished,
@@ -221,14 +221,14 @@ pub struct Bound {
 pub enum BindError {
     #[error("no such share, or it has ended")]
     Gone,
-    #[error("another bind came first")]
+    #[error("an engine has already bound the share")]
     Taken,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum GrowError {
     /// Nothing was taken; try again later or give up.
-    #[error("{wanted} slots are wanted and {available} could be had")]
+    #[error("{wanted} slots are needed, but {available} are available")]
     NoSpace { available: u32, wanted: u32 },
     #[error(transparent)]
     Share(#[from] ShareError),
@@ -307,18 +307,16 @@ impl fmt::Display for AbortReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             AbortReason::Asked(why) => why,
-            AbortReason::LeaseOver => "the lease ran out",
-            AbortReason::EngineGone => "the engine is gone",
-            AbortReason::ReleasedEarly => "released before its pages had arrived",
-            AbortReason::Corrupt => "a block it reads failed its checksum",
-            AbortReason::BadArrival => "what the peer sent is not intact",
-            AbortReason::PeerLost => "the peer is lost",
+            AbortReason::LeaseOver => "the lease expired",
+            AbortReason::EngineGone => "the engine exited or detached",
+            AbortReason::ReleasedEarly => "the engine released the share before its pages arrived",
+            AbortReason::Corrupt => "a block that the share reads failed its checksum",
+            AbortReason::BadArrival => "the peer sent corrupt data",
+            AbortReason::PeerLost => "the connection to the peer is lost",
             AbortReason::Draining => "the node is draining",
             AbortReason::Removed => "the object was removed",
-            AbortReason::PoolFailed => {
-                "what was computed could not be copied from the engine's pool"
-            }
-            AbortReason::NoRoom => "the SSD failed, and there is no room to compute anew",
+            AbortReason::PoolFailed => "cannot copy the computed pages from the engine's pool",
+            AbortReason::NoRoom => "the SSD failed, and no slots are free to recompute its blocks",
         })
     }
 }
@@ -367,7 +365,7 @@ pub enum Action {
     /// Source side: of what a share waits for from the SSD some has come, and its first blocks are there, this
     /// many. Given again as more comes; when `is_all` is set no more will.
     Risen { share: Share, blocks: u32, is_all: bool },
-    /// What `keep`, `extend_context` or `drop_context` began is over: so many blocks are durable and the last
+    /// What `keep`, `extend_context` or `delete_context` began is over: so many blocks are durable and the last
     /// has this mark now, or none; or it did not become so.
     Kept { keep: u64, blocks: Option<u32>, mark: Option<Mark> },
     /// Copy the block in this page of the engine's pool into a slot that nobody else touches; answered by
@@ -390,22 +388,22 @@ pub enum Action {
 pub enum PoolError {
     #[error("the engine has no pool")]
     NoPool,
-    #[error("there is no page {page}: the pool has {pages}")]
+    #[error("page {page} does not exist: the pool has {pages} pages")]
     NoSuchPage { page: u32, pages: u32 },
     #[error("page {page} is named twice")]
     Twice { page: u32 },
     #[error("page {page} is {state}")]
     Taken { page: u32, state: &'static str },
-    #[error("there must be a page for each of {keys} keys, and {pages} pages are named")]
+    #[error("each of the {keys} keys needs one page, but {pages} pages are named")]
     Count { keys: usize, pages: usize },
-    #[error("the share's prompt has {pages} pages, and others are to be copied")]
+    #[error("a page outside the {pages} pages of the share's prompt is named")]
     NotOfShare { pages: u32 },
     #[error(
-        "page {page} of the share is not to be computed: it is cached, committed or computed already"
+        "page {page} of the share must not be computed: it is cached, committed or already computed"
     )]
     NotToCompute { page: u32 },
     /// It is here after another block, or in another namespace.
-    #[error("key {0:?} is another block's")]
+    #[error("key {0:?} belongs to another block")]
     OtherBlock(BlockKey),
 }
 
@@ -468,10 +466,10 @@ pub struct KeepRequest {
     /// From the first block of a chain on.
     pub keys: Vec<BlockKey>,
     pub tenant: Tenant,
-    pub until_unix_ms: u64,
+    pub expires_unix_ms: u64,
     /// Of a context, and now when it is not known otherwise. One that is there already stays since when it
     /// was. `None`: an object, or what was kept before contexts were marked.
-    pub since_unix_ms: Option<u64>,
+    pub created_unix_ms: Option<u64>,
     /// On how many nodes it is to be kept, this one among them; never on fewer than before. What is not there
     /// yet is made by copies from here.
     pub copies: u8,
@@ -488,27 +486,29 @@ pub struct ContextName {
 /// Why nothing is kept, or not for longer or shorter than before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeepError {
-    #[error("this node has no SSD that can be used now, nor an object store")]
+    #[error("this node has neither a usable SSD nor an object store")]
     NoSsd,
     /// Another node may.
     #[error("the node is draining")]
     Draining,
-    #[error("the first block is not here")]
+    #[error("this node does not hold the first block")]
     NotHere,
-    #[error("another tenant keeps a block of it")]
+    #[error("another tenant persists a block of the chain")]
     OtherTenant,
     #[error(
-        "{wanted_bytes} bytes more than {taken_bytes} are over the {tenant_bytes_max} of a tenant"
+        "{wanted_bytes} bytes in addition to {taken_bytes} exceed the tenant's quota of \
+         {tenant_bytes_max} bytes"
     )]
     OverQuota { wanted_bytes: u64, taken_bytes: u64, tenant_bytes_max: u64 },
-    #[error("a block of it is being kept just now; try again when that is done")]
+    #[error("another request is persisting a block of the chain; try again later")]
     Busy,
-    #[error("what is kept already leaves no room on the SSD")]
+    #[error("the persisted contexts leave no space on the SSD")]
     NoRoom,
-    #[error("the tenant has no such context here")]
+    #[error("the tenant has no such context on this node")]
     NoContext,
     #[error(
-        "the object store may have it and does not answer, or was not listed yet; try again when /readyz says that it is ready"
+        "the object store may hold the context, but it does not answer or is not listed yet; try \
+         again when /readyz reports it as ready"
     )]
     NoBucket,
 }
@@ -528,19 +528,19 @@ pub struct Prefetched {
     /// Leading blocks that are in memory.
     pub memory_blocks: u32,
     /// Blocks after them that are being read from the SSD, by this hint or for somebody else.
-    pub rising_blocks: u32,
+    pub promoting_blocks: u32,
 }
 
 /// Why a hint was not followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PrefetchError {
-    #[error("this node has no SSD that can be used now")]
+    #[error("this node has no usable SSD")]
     NoSsd,
     #[error("the node is draining")]
     Draining,
-    #[error("{0} chains are being read ahead already")]
+    #[error("{0} chains are already being prefetched")]
     TooMany(usize),
-    #[error("there is no room that nobody wants more")]
+    #[error("no slots are available for a prefetch")]
     NoRoom,
 }
 
@@ -549,7 +549,7 @@ pub enum PrefetchError {
 pub enum GetError {
     #[error("the engine would hold more than {0} pins")]
     TooManyPins(usize),
-    #[error("the handle names other pins of this engine")]
+    #[error("the engine already uses the handle for other pins")]
     HandleInUse,
 }
 

@@ -462,7 +462,7 @@ impl From<Refusal> for ShareError {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Ending => ShareError::Ending,
-            Refusal::Taken => ShareError::Refused("an engine has the share"),
+            Refusal::Taken => ShareError::Refused("an engine has bound the share"),
             Refusal::NoWriter => ShareError::Refused("the share has no remote writer"),
             Refusal::MayStillWrite => ShareError::Refused("the remote writer may still write"),
             Refusal::NoRead => ShareError::Refused("no read of the share is open"),

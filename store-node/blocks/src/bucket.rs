@@ -273,7 +273,7 @@ impl Bucket {
     /// How a block shall be there that is wanted so: what is promised by what is there already stays.
     pub(crate) fn as_wanted(&self, wanted: &SsdBlock) -> SsdBlock {
         // Copies are of what nodes' own disks have.
-        let mark = wanted.mark.filter(|mark| mark.since_unix_ms.is_some());
+        let mark = wanted.mark.filter(|mark| mark.created_unix_ms.is_some());
         let mark = mark.map(|mark| Mark { copies: 1, ..mark });
         let mut block = SsdBlock { mark, ..*wanted };
         let same =
@@ -294,7 +294,7 @@ impl Bucket {
 
     /// A block is there. Of two that differ in their times, the one that stays longer is known.
     pub(crate) fn insert(&mut self, block: SsdBlock, blocks_max: usize) {
-        let Class::Context { tenant, until_unix_ms } = block.class else { return };
+        let Class::Context { tenant, expires_unix_ms } = block.class else { return };
         let times = |block: &SsdBlock| (until(block), marked_until(block));
         match self.get(block.key) {
             Some(known) if times(&known) >= times(&block) => return,
@@ -306,10 +306,10 @@ impl Bucket {
             None => {}
         }
         self.known.insert(block.key, block);
-        self.untils.insert((until_unix_ms, block.key));
-        if let Some(Mark { tenant, until_unix_ms, .. }) = block.mark {
+        self.untils.insert((expires_unix_ms, block.key));
+        if let Some(Mark { tenant, expires_unix_ms, .. }) = block.mark {
             self.contexts.insert((tenant, block.namespace, block.key));
-            self.context_untils.insert((until_unix_ms, block.key));
+            self.context_untils.insert((expires_unix_ms, block.key));
         }
         *self.tenants.entry(tenant).or_insert(0) += block.bytes;
         self.bytes += block.bytes;
@@ -318,8 +318,8 @@ impl Bucket {
     pub(crate) fn remove(&mut self, key: BlockKey) -> Option<SsdBlock> {
         let block = self.known.remove(&key)?;
         self.forget_context(&block);
-        if let Class::Context { tenant, until_unix_ms } = block.class {
-            self.untils.remove(&(until_unix_ms, key));
+        if let Class::Context { tenant, expires_unix_ms } = block.class {
+            self.untils.remove(&(expires_unix_ms, key));
             let of = self.tenants.entry(tenant).or_insert(0);
             *of -= block.bytes;
             if *of == 0 {
@@ -340,9 +340,9 @@ impl Bucket {
     }
 
     fn forget_context(&mut self, block: &SsdBlock) {
-        if let Some(Mark { tenant, until_unix_ms, .. }) = block.mark {
+        if let Some(Mark { tenant, expires_unix_ms, .. }) = block.mark {
             self.contexts.remove(&(tenant, block.namespace, block.key));
-            self.context_untils.remove(&(until_unix_ms, block.key));
+            self.context_untils.remove(&(expires_unix_ms, block.key));
         }
     }
 
@@ -375,16 +375,16 @@ impl Bucket {
 
     /// Forgets contexts and blocks whose time is over.
     pub(crate) fn expire(&mut self, unix_ms: u64) {
-        while let Some(&(until_unix_ms, key)) = self.context_untils.first()
-            && until_unix_ms <= unix_ms
+        while let Some(&(expires_unix_ms, key)) = self.context_untils.first()
+            && expires_unix_ms <= unix_ms
         {
-            self.context_untils.remove(&(until_unix_ms, key));
+            self.context_untils.remove(&(expires_unix_ms, key));
             if let Some(block) = self.get(key) {
                 self.forget_context(&block);
             }
         }
-        while let Some(&(until_unix_ms, key)) = self.untils.first()
-            && until_unix_ms <= unix_ms
+        while let Some(&(expires_unix_ms, key)) = self.untils.first()
+            && expires_unix_ms <= unix_ms
         {
             self.remove(key);
         }
@@ -399,38 +399,40 @@ impl Bucket {
     pub(crate) fn check(&self) -> Result<(), String> {
         let (mut bytes, mut tenants, mut untils) = (0, BTreeMap::new(), BTreeSet::new());
         for (key, block) in &self.known {
-            let Class::Context { tenant, until_unix_ms } = block.class else {
-                return Err(format!("block {key:?} is in the object store and kept for nobody"));
+            let Class::Context { tenant, expires_unix_ms } = block.class else {
+                return Err(format!(
+                    "block {key:?} is in the object store but belongs to no context"
+                ));
             };
             bytes += block.bytes;
             *tenants.entry(tenant).or_insert(0) += block.bytes;
-            untils.insert((until_unix_ms, *key));
+            untils.insert((expires_unix_ms, *key));
         }
         let named = |(tenant, namespace, key): &(Tenant, Namespace, BlockKey)| {
             let mark = self.context(*tenant, *namespace, *key).map(|(_, mark)| mark);
-            mark.map(|mark| (mark.until_unix_ms, *key))
+            mark.map(|mark| (mark.expires_unix_ms, *key))
         };
         let context_untils: BTreeSet<_> = self.contexts.iter().filter_map(named).collect();
         if self.contexts.len() != context_untils.len() || context_untils != self.context_untils {
-            return Err("the contexts in the object store are not those of its blocks".to_owned());
+            return Err(
+                "the contexts in the object store differ from those of its blocks".to_owned()
+            );
         }
         if self.queue.iter().filter(|wanted| wanted.keep.is_some()).count() != self.awaited {
-            return Err(
-                "how many wait for what is to be sent is not what the queue says".to_owned()
-            );
+            return Err("the number of awaited uploads differs from the queue".to_owned());
         }
         let of = |(number, discard): (&u64, &Discard)| (discard.of, *number);
         if self.discards.iter().map(of).collect::<BTreeMap<_, _>>() != self.discarded {
             return Err(
-                "what is to be gone from the object store is not what its keys say".to_owned()
+                "the deletions from the object store differ from the index by key".to_owned()
             );
         }
         if bytes != self.bytes || tenants != self.tenants || untils != self.untils {
-            return Err("the sums of the object store are not those of its blocks".to_owned());
+            return Err("the totals of the object store differ from those of its blocks".to_owned());
         }
         let queued = self.queue.iter().filter(|wanted| wanted.keep.is_none());
         if !queued.map(|wanted| wanted.block.key).collect::<BTreeSet<_>>().eq(&self.queued) {
-            return Err("the blocks that wait to be sent are not those of the queue".to_owned());
+            return Err("the blocks that wait for an upload differ from the queue".to_owned());
         }
         Ok(())
     }
@@ -439,12 +441,12 @@ impl Bucket {
 /// How long a block is kept; not at all when it is kept for nobody.
 pub(crate) fn until(block: &SsdBlock) -> u64 {
     match block.class {
-        Class::Context { until_unix_ms, .. } => until_unix_ms,
+        Class::Context { expires_unix_ms, .. } => expires_unix_ms,
         Class::Normal => 0,
     }
 }
 
 /// How long the context is kept that ends with a block.
 fn marked_until(block: &SsdBlock) -> u64 {
-    block.mark.map_or(0, |mark| mark.until_unix_ms)
+    block.mark.map_or(0, |mark| mark.expires_unix_ms)
 }

@@ -106,7 +106,7 @@ impl Carries {
     /// Begins the copy whose turn it is.
     pub(crate) fn begin(&mut self) -> Option<(u64, &Carry, SlotIndex)> {
         let (_, of) = self.due.pop_first()?;
-        let page = self.pages.get_mut(&of).expect("what is due is a page's");
+        let page = self.pages.get_mut(&of).expect("due work belongs to a page");
         page.work = Work::UnderWay;
         let layers = page.carried..page.computed;
         self.next += 1;
@@ -178,12 +178,12 @@ impl Carries {
                 Work::UnderWay => copies == 1 && owes,
             };
             if !good {
-                return Err(format!("{of:?} is {page:?}, and {copies} copies of it are under way"));
+                return Err(format!("{of:?} is {page:?}, but {copies} copies of it are in flight"));
             }
         }
         let is_due = |page: &&ComputedPage| matches!(page.work, Work::Due(_));
         if self.pages.values().filter(is_due).count() != self.due.len() {
-            return Err("turns are kept of pages that have none".to_owned());
+            return Err("the list of due pages has an entry that is not due".to_owned());
         }
         match self.by_place.iter().find(|(place, of)| {
             self.pages.get(of).is_none_or(|page| page.place != **place || page.is_closed)

@@ -18,7 +18,7 @@ pub struct CopiedContext {
     /// Of its last block.
     pub last: BlockKey,
     /// A copy that is kept less long is none.
-    pub until_unix_ms: u64,
+    pub expires_unix_ms: u64,
     /// On how many nodes. Who would see to fewer has no copy of it: others would wait for its part.
     pub copies: u8,
 }
@@ -29,7 +29,7 @@ impl CopiedContext {
     }
 
     pub(crate) fn promise(&self) -> Promise {
-        Promise { until_unix_ms: self.until_unix_ms, copies: self.copies }
+        Promise { expires_unix_ms: self.expires_unix_ms, copies: self.copies }
     }
 }
 
@@ -54,20 +54,20 @@ pub(crate) type CopiedName = (Namespace, BlockKey);
 /// How long a context is kept somewhere, and to how many copies that node sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Promise {
-    pub(crate) until_unix_ms: u64,
+    pub(crate) expires_unix_ms: u64,
     pub(crate) copies: u8,
 }
 
 impl Promise {
-    const NONE: Promise = Promise { until_unix_ms: 0, copies: 0 };
+    const NONE: Promise = Promise { expires_unix_ms: 0, copies: 0 };
 
     pub(crate) fn of(mark: &Mark) -> Promise {
-        Promise { until_unix_ms: mark.until_unix_ms, copies: mark.copies }
+        Promise { expires_unix_ms: mark.expires_unix_ms, copies: mark.copies }
     }
 
     /// It is as much as the other one, or more.
     pub(crate) fn covers(self, other: Promise) -> bool {
-        self.until_unix_ms >= other.until_unix_ms && self.copies >= other.copies
+        self.expires_unix_ms >= other.expires_unix_ms && self.copies >= other.copies
     }
 }
 
@@ -276,12 +276,12 @@ impl Copies {
         now_ms: u64,
         peer: &Peer,
         answers: bool,
-        gone_after_ms: u64,
+        node_lost_after_ms: u64,
     ) -> bool {
         let heard_ms = self.heard_ms.entry(peer.clone()).or_insert(now_ms);
         if answers {
             *heard_ms = now_ms;
         }
-        now_ms.saturating_sub(*heard_ms) < gone_after_ms
+        now_ms.saturating_sub(*heard_ms) < node_lost_after_ms
     }
 }

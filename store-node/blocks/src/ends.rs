@@ -13,14 +13,14 @@ use crate::copies::CopiedContext;
 
 /// A context that is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KeptContext {
+pub struct PersistedContext {
     pub namespace: Namespace,
     /// Of its last block.
     pub last: BlockKey,
     /// From the first of the chain to the last.
     pub blocks: u32,
-    pub since_unix_ms: u64,
-    pub until_unix_ms: u64,
+    pub created_unix_ms: u64,
+    pub expires_unix_ms: u64,
 }
 
 /// What a block that is marked is called.
@@ -37,12 +37,12 @@ pub(crate) struct Named {
 pub(crate) fn rank(class: Class) -> Option<(u64, Tenant)> {
     match class {
         Class::Normal => None,
-        Class::Context { tenant, until_unix_ms } => Some((until_unix_ms, tenant)),
+        Class::Context { tenant, expires_unix_ms } => Some((expires_unix_ms, tenant)),
     }
 }
 
 pub(crate) fn class_of(mark: &Mark) -> Class {
-    Class::Context { tenant: mark.tenant, until_unix_ms: mark.until_unix_ms }
+    Class::Context { tenant: mark.tenant, expires_unix_ms: mark.expires_unix_ms }
 }
 
 #[derive(Debug, Default)]
@@ -78,8 +78,8 @@ impl Ends {
     pub(crate) fn set(&mut self, id: u32, mark: Mark, named: Named) {
         self.remove(id);
         self.all.insert(id, (mark, named));
-        self.untils.insert((mark.until_unix_ms, id));
-        if mark.since_unix_ms.is_some() {
+        self.untils.insert((mark.expires_unix_ms, id));
+        if mark.created_unix_ms.is_some() {
             self.contexts.insert((mark.tenant, named.namespace, named.key), id);
             if mark.copies > 1 {
                 self.copied.insert((named.namespace, named.key, id));
@@ -89,8 +89,8 @@ impl Ends {
 
     pub(crate) fn remove(&mut self, id: u32) {
         let Some((mark, named)) = self.all.remove(&id) else { return };
-        self.untils.remove(&(mark.until_unix_ms, id));
-        if mark.since_unix_ms.is_some() {
+        self.untils.remove(&(mark.expires_unix_ms, id));
+        if mark.created_unix_ms.is_some() {
             self.contexts.remove(&(mark.tenant, named.namespace, named.key));
             self.copied.remove(&(named.namespace, named.key, id));
         }
@@ -118,7 +118,10 @@ impl Ends {
     /// The mark whose time is over first, when it is over.
     pub(crate) fn next_over(&self, unix_ms: u64) -> Option<u32> {
         let unix_ms = unix_ms + if mutated(Mutation::ContextExpiresEarly) { 50_000 } else { 0 };
-        self.untils.first().filter(|(until_unix_ms, _)| *until_unix_ms <= unix_ms).map(|of| of.1)
+        self.untils
+            .first()
+            .filter(|(expires_unix_ms, _)| *expires_unix_ms <= unix_ms)
+            .map(|of| of.1)
     }
 
     /// Contexts that are to be kept on other nodes too, in the order of namespace and last key.
@@ -129,7 +132,7 @@ impl Ends {
                 tenant: mark.tenant,
                 namespace: *namespace,
                 last: *last,
-                until_unix_ms: mark.until_unix_ms,
+                expires_unix_ms: mark.expires_unix_ms,
                 copies: mark.copies,
             })
         });
@@ -141,7 +144,7 @@ impl Ends {
         &self,
         tenant: Tenant,
         after: Option<(Namespace, BlockKey)>,
-    ) -> impl Iterator<Item = KeptContext> + '_ {
+    ) -> impl Iterator<Item = PersistedContext> + '_ {
         let from = match after {
             Some((namespace, key)) => Bound::Excluded((tenant, namespace, key)),
             None => Bound::Included((tenant, Namespace([0; 16]), BlockKey([0; 16]))),
@@ -149,12 +152,12 @@ impl Ends {
         let of_tenant = self.contexts.range((from, Bound::Unbounded));
         of_tenant.take_while(move |((of, ..), _)| *of == tenant).filter_map(|(_, id)| {
             let (mark, named) = self.all.get(id)?;
-            Some(KeptContext {
+            Some(PersistedContext {
                 namespace: named.namespace,
                 last: named.key,
                 blocks: named.blocks,
-                since_unix_ms: mark.since_unix_ms?,
-                until_unix_ms: mark.until_unix_ms,
+                created_unix_ms: mark.created_unix_ms?,
+                expires_unix_ms: mark.expires_unix_ms,
             })
         })
     }
@@ -165,10 +168,10 @@ impl Ends {
         let mut copied = BTreeSet::new();
         for (&id, (mark, of)) in &self.all {
             if named(id) != Some(*of) {
-                return Err(format!("block {:?} has the mark of another one", of.key));
+                return Err(format!("block {:?} has the mark of another block", of.key));
             }
-            untils.insert((mark.until_unix_ms, id));
-            if mark.since_unix_ms.is_some() {
+            untils.insert((mark.expires_unix_ms, id));
+            if mark.created_unix_ms.is_some() {
                 contexts.insert((mark.tenant, of.namespace, of.key), id);
                 if mark.copies > 1 {
                     copied.insert((of.namespace, of.key, id));
@@ -176,10 +179,10 @@ impl Ends {
             }
         }
         if untils != self.untils || contexts != self.contexts || copied != self.copied {
-            return Err("times or contexts are not those of the marks".to_owned());
+            return Err("the expiries or contexts differ from those of the marks".to_owned());
         }
         match self.coming.iter().find(|(id, marks)| marks.is_empty() || named(**id).is_none()) {
-            Some(_) => Err("a mark is coming to a block that is not there".to_owned()),
+            Some(_) => Err("a pending mark refers to a missing block".to_owned()),
             None => Ok(()),
         }
     }

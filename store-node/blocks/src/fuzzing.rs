@@ -20,7 +20,8 @@ const CHECKSUMS: usize = 4;
 pub fn tail(bytes: &[u8]) -> bool {
     let Ok(tail) = within(bytes.len(), || tail::decode(bytes, TX, CHECKSUMS)) else { return false };
     assert_eq!((tail.tx, tail.checksums.len()), (Some(TX.into()), CHECKSUMS));
-    let again = tail::encode(TX, tail.checksums.clone(), tail.engine.clone(), tail.only_whole);
+    let again =
+        tail::encode(TX, tail.checksums.clone(), tail.engine.clone(), tail.whole_blocks_only);
     assert_eq!(tail::decode(&again, TX, CHECKSUMS), Ok(tail));
     true
 }

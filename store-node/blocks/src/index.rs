@@ -570,36 +570,39 @@ impl Index {
                 linked.insert((slot, child));
                 let held = self.held(child);
                 if held.is_none_or(|held| held.elder != elder) {
-                    return Err(format!("slot {child} does not lead to its elder"));
+                    return Err(format!("slot {child} does not link to its elder sibling"));
                 }
                 if let Some(elder) = elder.slot()
                     && self.held(elder).is_none_or(|held| held.younger != Link::from(child))
                 {
-                    return Err(format!("slot {elder} does not lead to its younger"));
+                    return Err(format!("slot {elder} does not link to its younger sibling"));
                 }
                 elder = child.into();
             }
             if self.find(entry.key) != Some(slot) {
-                return Err(format!("the key of slot {slot} leads elsewhere"));
+                return Err(format!("the key of slot {slot} maps to another slot"));
             }
             let Some(pins_here) = pins(slot) else {
-                return Err(format!("slot {slot} is indexed and not committed"));
+                return Err(format!("slot {slot} is indexed but not committed"));
             };
             if let Some(parent) = entry.parent {
                 edges.insert((parent, slot));
                 let Some(before) = self.entry(parent) else {
-                    return Err(format!("slot {slot} is indexed and its parent is not"));
+                    return Err(format!("slot {slot} is indexed, but its parent is not"));
                 };
                 if before.namespace != entry.namespace {
                     return Err(format!("slot {slot} is in another namespace than its parent"));
                 }
                 if pins_here > 0 && pins(parent) == Some(0) {
-                    return Err(format!("slot {slot} is pinned and its parent is not"));
+                    return Err(format!("slot {slot} is pinned, but its parent is not"));
                 }
             }
             let held = self.held(slot).expect("it was just listed");
             if held.idle != (pins_here == 0) {
-                return Err(format!("slot {slot} has {pins_here} pins and idle is {}", held.idle));
+                return Err(format!(
+                    "slot {slot} has {pins_here} pins, but its idle flag is {}",
+                    held.idle
+                ));
             }
             if held.idle && self.is_leaf(slot) {
                 leaves[held.class()].insert((held.last_use, slot));
@@ -609,13 +612,13 @@ impl Index {
             }
         }
         if indexed != self.by_key.len() {
-            return Err(format!("{} keys name {indexed} slots", self.by_key.len()));
+            return Err(format!("{} keys map to {indexed} slots", self.by_key.len()));
         }
         if edges != linked {
-            return Err("the links are not those of the blocks".to_owned());
+            return Err("the links differ from the parents of the blocks".to_owned());
         }
         if leaves != self.leaves || unsunk != self.unsunk {
-            return Err("the eviction order is not that of the idle leaves".to_owned());
+            return Err("the eviction order differs from the idle leaves".to_owned());
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 //! Reading path:
 //! 1. [`Blocks`] (`blocks.rs`): the owner, and the order of its calls; `api.rs`: its words.
 //! 2. `share_state.rs` and `slot_state.rs`: the two state machines, as pure functions; their whole
-//!    tables are in `tests/golden/` and `docs/slot-states.md`.
+//!    tables are in `tests/golden/` and `docs/concepts/slot-states.md`.
 //! 3. `blocks/allocate.rs`, `engine.rs`, `arrival.rs`, `ending.rs`: what the owner does with them.
 //! 4. `blocks/tiers.rs`: what sinks to the SSD and rises from it; `ssd.rs` and `tier_work.rs`: what
 //!    it remembers for that. `blocks/contexts.rs`: what is kept for tenants, and since when and until when;
@@ -74,7 +74,7 @@ pub use api::{
 pub use blocks::Blocks;
 pub use bucket::{BucketOptions, UploadFrom};
 pub use copies::{CopiedContext, HeldCopies, PeerCopies};
-pub use ends::KeptContext;
+pub use ends::PersistedContext;
 pub use eviction::Eviction;
 pub use replicas::{
     ChangeReplicaError, CopyCause, CopyError, CopyPlan, DrainRequest, DrainView, Peer, PeerView,

@@ -33,7 +33,7 @@ pub(crate) enum PageState {
 impl PageState {
     fn name(self) -> &'static str {
         match self {
-            PageState::Free => "the engine's own",
+            PageState::Free => "owned by the engine",
             PageState::Computed { .. } => "being computed",
             PageState::Held { .. } => "held",
             PageState::Filling { .. } => "being filled",
@@ -277,7 +277,9 @@ impl PoolTable {
         match &mut self.pages[page as usize] {
             PageState::Computed { reads } | PageState::Held { reads, .. } => *reads -= 1,
             PageState::Dropping { .. } => self.untouch(page),
-            PageState::Free | PageState::Filling { .. } => debug_assert!(false, "nobody read it"),
+            PageState::Free | PageState::Filling { .. } => {
+                debug_assert!(false, "no copy read the page");
+            }
         }
     }
 
@@ -304,7 +306,7 @@ impl PoolTable {
             PageState::Filling { .. } => self.set(page, PageState::Filling { writing: false }),
             PageState::Dropping { .. } => self.untouch(page),
             PageState::Free | PageState::Computed { .. } | PageState::Held { .. } => {
-                debug_assert!(false, "nobody wrote it");
+                debug_assert!(false, "no copy wrote the page");
             }
         }
     }
@@ -426,13 +428,13 @@ impl PoolTable {
             };
             if !good {
                 return Err(format!(
-                    "page {page} is {state:?}, with {reads} reads, {writes} writes"
+                    "page {page} is {state:?} with {reads} reads and {writes} writes"
                 ));
             }
         }
         let pages: usize = self.blocks.values().map(|block| block.pages.len()).sum();
         if tally != self.tally || pages != tally.held as usize {
-            return Err(format!("the pool's tally is {:?} and should be {tally:?}", self.tally));
+            return Err(format!("the pool's tally is {:?}, but should be {tally:?}", self.tally));
         }
         Ok(())
     }

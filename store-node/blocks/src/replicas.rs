@@ -32,14 +32,14 @@ pub struct PeerView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplicaOptions {
     /// Copies under way at once.
-    pub copies_max: usize,
+    pub concurrent_copies_max: usize,
     /// Copies that others have asked for and that wait for their turn.
     pub asked_max: usize,
     /// A chain is hot when nodes ask for it so often within `hot_window_ms`; 0 for never.
-    pub hot_asks: u32,
+    pub hot_requests_min: u32,
     pub hot_window_ms: u64,
     /// And it is copied when so many pushes to other nodes are open: before that one node serves all.
-    pub hot_pushes: usize,
+    pub hot_pushes_min: usize,
     /// A chain that was copied because it was hot is not copied again for so long.
     pub hot_again_ms: u64,
     /// Chains whose asks are counted; one more takes the place of the one asked for longest ago.
@@ -47,21 +47,21 @@ pub struct ReplicaOptions {
     /// How long a copy that failed waits before it is tried again.
     pub retry_ms: u64,
     /// A node that has not answered for so long has lost the contexts that it kept.
-    pub gone_after_ms: u64,
+    pub node_lost_after_ms: u64,
 }
 
 impl Default for ReplicaOptions {
     fn default() -> Self {
         ReplicaOptions {
-            copies_max: 2,
+            concurrent_copies_max: 2,
             asked_max: 64,
-            hot_asks: 8,
+            hot_requests_min: 8,
             hot_window_ms: 10_000,
-            hot_pushes: 4,
+            hot_pushes_min: 4,
             hot_again_ms: 60_000,
             hot_chains_max: 256,
             retry_ms: 1_000,
-            gone_after_ms: 60_000,
+            node_lost_after_ms: 60_000,
         }
     }
 }
@@ -85,10 +85,10 @@ impl CopyCause {
     /// For metrics.
     pub fn label(self) -> &'static str {
         match self {
-            CopyCause::Asked => "asked",
+            CopyCause::Asked => "requested",
             CopyCause::Hot => "hot",
             CopyCause::Context => "context",
-            CopyCause::DrainKept => "drain_kept",
+            CopyCause::DrainKept => "drain_context",
             CopyCause::DrainHot => "drain_hot",
         }
     }
@@ -118,10 +118,10 @@ pub enum CopyError {
     #[error("{peer} has no room: {why}")]
     NoRoom { peer: Peer, why: String },
     /// It is there and said no.
-    #[error("{peer} refused it: {why}")]
+    #[error("{peer} refused the copy: {why}")]
     Refused { peer: Peer, why: String },
     /// Not all of the chain could be sent from here.
-    #[error("not all of it could be sent from here: {0}")]
+    #[error("this node cannot send all blocks: {0}")]
     NotHere(String),
 }
 
@@ -140,9 +140,9 @@ impl CopyError {
 /// Why a copy that somebody asked for is not even tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeReplicaError {
-    #[error("the first block is not here")]
+    #[error("this node does not hold the first block")]
     NotHere,
-    #[error("{0} copies wait already, which is the most this node keeps; try again")]
+    #[error("{0} copies are already queued, the maximum of this node; try again later")]
     TooMany(usize),
 }
 
@@ -171,7 +171,7 @@ pub struct DrainView {
     pub hot_failed: u32,
     pub copies: u32,
     /// Empty when nothing is in the way.
-    pub waits_for: String,
+    pub waiting_for: String,
 }
 
 /// A chain to copy, before it is known where to.
@@ -224,7 +224,7 @@ impl HotChains {
         last: BlockKey,
         options: &ReplicaOptions,
     ) {
-        if options.hot_asks == 0 {
+        if options.hot_requests_min == 0 {
             return;
         }
         if !self.chains.contains_key(&last) && self.chains.len() >= options.hot_chains_max {
@@ -248,7 +248,7 @@ impl HotChains {
         options: &ReplicaOptions,
     ) -> Option<(Namespace, BlockKey)> {
         let is_hot = |(_, asks): &(&BlockKey, &mut Asks)| {
-            asks.count >= options.hot_asks.max(1)
+            asks.count >= options.hot_requests_min.max(1)
                 && now_ms.saturating_sub(asks.last_ms) < options.hot_window_ms
                 && asks
                     .copied_ms
@@ -286,7 +286,7 @@ pub(crate) struct Drain {
     pub(crate) hot_failed: u32,
     /// When what is kept was last looked at; `None` when it has changed since.
     pub(crate) looked_ms: Option<u64>,
-    pub(crate) waits_for: String,
+    pub(crate) waiting_for: String,
 }
 
 /// See the module.
@@ -328,12 +328,14 @@ impl Replicas {
         let allowed = |view: &&PeerView| targets.is_empty() || targets.contains(&view.peer);
         let known: Vec<&PeerView> = self.peers.iter().filter(allowed).collect();
         if known.is_empty() {
-            return Err("no other node is known that answers, takes work and has the same layout");
+            return Err(
+                "no other node is known that answers, accepts work and has the same layout",
+            );
         }
         let keeping: Vec<&PeerView> =
             known.into_iter().filter(|view| wanted.kept.is_none() || view.keeps).collect();
         if keeping.is_empty() {
-            return Err("no other node has an SSD that can be used, to keep blocks on");
+            return Err("no other node has a usable SSD for persisted blocks");
         }
         let left = |view: &PeerView| {
             let to_it = self.under_way.values().filter(|(peer, _)| *peer == view.peer);

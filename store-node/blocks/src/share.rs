@@ -83,7 +83,7 @@ impl ShareRecord {
     pub(crate) fn allocated(&self) -> Allocated {
         Allocated {
             held_blocks: self.held_blocks,
-            rising_blocks: match self.state.rising {
+            promoting_blocks: match self.state.rising {
                 true => self.held_blocks - self.cached_blocks,
                 false => 0,
             },

@@ -177,12 +177,12 @@ impl Slots {
         listed.sort();
         let free = self.iter().filter(|(_, state)| *state == SlotState::Free);
         if !free.map(|(slot, _)| slot).eq(listed) {
-            return Err("the free list is not the list of free slots".to_owned());
+            return Err("the free list differs from the free slots".to_owned());
         }
         let mut tally = Tally::default();
         self.iter().for_each(|(_, state)| tally.add(state));
         if tally != self.tally {
-            return Err(format!("the tally is {:?} and should be {tally:?}", self.tally));
+            return Err(format!("the tally is {:?}, but should be {tally:?}", self.tally));
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use kvasir_proto::{BlockKey, Class, Mark, Namespace, Tenant};
 
 use crate::compact::Interned;
 use crate::copies::CopiedContext;
-use crate::ends::{Ends, KeptContext, Named, rank};
+use crate::ends::{Ends, Named, PersistedContext, rank};
 use crate::index::hash;
 
 /// A block on the SSD, or in the object store, as a shell knows it.
@@ -155,7 +155,7 @@ impl Ssd {
         &self,
         tenant: Tenant,
         after: Option<(Namespace, BlockKey)>,
-    ) -> impl Iterator<Item = KeptContext> + '_ {
+    ) -> impl Iterator<Item = PersistedContext> + '_ {
         self.ends.contexts(tenant, after)
     }
 
@@ -525,11 +525,13 @@ impl Ssd {
             let Some(held) = held else { continue };
             let (key, block) = (held.key, self.block_at(id));
             if self.find(key) != Some(id) {
-                return Err(format!("block {key:?} on the SSD is not found by its key"));
+                return Err(format!("block {key:?} on the SSD is missing in the index by key"));
             }
             bytes += block.bytes;
             if block.class != self.derived(id) {
-                return Err(format!("block {key:?} on the SSD is not kept as its marks say"));
+                return Err(format!(
+                    "the class of block {key:?} on the SSD differs from its marks"
+                ));
             }
             if let Class::Context { tenant, .. } = block.class {
                 context_blocks += 1;
@@ -540,7 +542,7 @@ impl Ssd {
             }
             let parent = self.held.get(held.parent as usize);
             if held.parent != NONE && parent.is_none_or(Option::is_none) {
-                return Err(format!("block {key:?} is on the SSD and its parent is not"));
+                return Err(format!("block {key:?} is on the SSD, but its parent is not"));
             }
             if held.parent != NONE {
                 children.entry(held.parent).or_default().insert(id);
@@ -558,7 +560,7 @@ impl Ssd {
         let same =
             bytes == self.bytes && tenants == self.tenants && context_blocks == self.context_blocks;
         if !same || order != self.order {
-            return Err("the sums or the order of the SSD are not those of its blocks".to_owned());
+            return Err("the totals or the order of the SSD differ from its blocks".to_owned());
         }
         Ok(())
     }
@@ -584,8 +586,8 @@ mod tests {
         }
     }
 
-    fn until(until_unix_ms: u64) -> Option<Mark> {
-        Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None, copies: 1 })
+    fn until(expires_unix_ms: u64) -> Option<Mark> {
+        Some(Mark { tenant: Tenant(1), expires_unix_ms, created_unix_ms: None, copies: 1 })
     }
 
     fn ssd(chains: &[&[u8]]) -> Ssd {

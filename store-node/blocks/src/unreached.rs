@@ -26,7 +26,7 @@ pub(crate) struct Unreached {
     /// Of each tenant, by the blocks' classes.
     tenants: BTreeMap<Tenant, u64>,
     /// Until then all of them stay.
-    until_unix_ms: u64,
+    expires_unix_ms: u64,
     /// When it was looked at all of them last.
     looked_unix_ms: Option<u64>,
 }
@@ -48,7 +48,7 @@ impl Unreached {
         let class = block.mark.as_ref().map_or(known, class_of);
         self.insert(SsdBlock { class, ..block });
         // What is before it may be kept for another time now.
-        self.until_unix_ms = 0;
+        self.expires_unix_ms = 0;
     }
 
     fn insert(&mut self, block: SsdBlock) {
@@ -66,7 +66,7 @@ impl Unreached {
     pub(crate) fn expire(&mut self, unix_ms: u64) -> Vec<SsdBlock> {
         let since_ms = self.looked_unix_ms.and_then(|looked| unix_ms.checked_sub(looked));
         let rests_ms = (self.blocks.len() / BLOCKS_A_MS) as u64;
-        if unix_ms < self.until_unix_ms || since_ms.is_some_and(|ms| ms < rests_ms) {
+        if unix_ms < self.expires_unix_ms || since_ms.is_some_and(|ms| ms < rests_ms) {
             return Vec::new();
         }
         let mut blocks: Vec<SsdBlock> = self.blocks.values().copied().collect();
@@ -95,13 +95,13 @@ impl Unreached {
         let places: Places = blocks.iter().enumerate().map(|(at, block)| (block.key, at)).collect();
         for block in &mut *blocks {
             block.class = Class::Normal;
-            block.mark = block.mark.filter(|mark| mark.until_unix_ms > unix_ms);
+            block.mark = block.mark.filter(|mark| mark.expires_unix_ms > unix_ms);
         }
         let marks = blocks.iter().enumerate();
         let mut marked: Vec<(usize, Mark)> =
             marks.filter_map(|(at, block)| Some((at, block.mark?))).collect();
-        marked.sort_by_key(|(_, mark)| Reverse(mark.until_unix_ms));
-        self.until_unix_ms = marked.last().map_or(u64::MAX, |(_, mark)| mark.until_unix_ms);
+        marked.sort_by_key(|(_, mark)| Reverse(mark.expires_unix_ms));
+        self.expires_unix_ms = marked.last().map_or(u64::MAX, |(_, mark)| mark.expires_unix_ms);
         self.looked_unix_ms = Some(unix_ms);
         let mut is_kept = vec![false; blocks.len()];
         for (last, mark) in marked {
@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    fn block(n: u32, until_unix_ms: u64) -> SsdBlock {
+    fn block(n: u32, expires_unix_ms: u64) -> SsdBlock {
         let mut key = [0; 16];
         key[..4].copy_from_slice(&n.to_le_bytes());
         SsdBlock {
@@ -184,7 +184,12 @@ mod tests {
             namespace: Namespace([0; 16]),
             parent: Some(BlockKey([0xff; 16])),
             class: Class::Normal,
-            mark: Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None, copies: 1 }),
+            mark: Some(Mark {
+                tenant: Tenant(1),
+                expires_unix_ms,
+                created_unix_ms: None,
+                copies: 1,
+            }),
             layout: 1,
             bytes: 10,
         }

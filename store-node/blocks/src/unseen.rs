@@ -107,7 +107,7 @@ mod tests {
         unseen.put(key(2));
         unseen.ssd.expect();
         let names = unseen.ssd.is_seen().and_then(Names::all);
-        assert_eq!(names, Some(vec![key(2)]), "of what was put before nothing is in doubt there");
+        assert_eq!(names, Some(vec![key(2)]), "earlier puts are not in doubt there");
         (0..=NAMES_MAX).for_each(|n| unseen.put(key(n)));
         unseen.put(key(1));
         let names = unseen.bucket.is_seen().expect("it was not known");

@@ -81,8 +81,8 @@ fn main() -> Done<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        ["node", name, dir, arena_bytes] => node(name, dir, arena_bytes.parse()?, None),
-        ["node", name, dir, arena_bytes, ssd] => node(name, dir, arena_bytes.parse()?, Some(ssd)),
+        ["node", name, dir, dram_bytes] => node(name, dir, dram_bytes.parse()?, None),
+        ["node", name, dir, dram_bytes, ssd] => node(name, dir, dram_bytes.parse()?, Some(ssd)),
         ["client", number, bytes, near, far, address] => {
             let mut side = Side::open(number.parse()?, bytes.parse()?, near, far, address)?;
             serve(|point| side.measure(point))
@@ -95,20 +95,20 @@ fn main() -> Done<()> {
     }
 }
 
-fn node(name: &str, dir: &str, arena_bytes: u64, ssd: Option<&str>) -> Done<()> {
+fn node(name: &str, dir: &str, dram_bytes: u64, ssd: Option<&str>) -> Done<()> {
     let any_port = ([127, 0, 0, 1], 0).into();
     let mut config = Config {
         node_id: name.into(),
         listen: any_port,
         transfer_listen: any_port,
         attach_dir: format!("{dir}/{name}").into(),
-        arena_bytes,
-        domain: Domain::Tcp,
-        drain_ms: 1_000,
+        dram_bytes,
+        transport: Domain::Tcp,
+        drain_timeout_ms: 1_000,
         ..Config::default()
     };
     config.ssd.dir = ssd.map(Into::into);
-    config.ssd.bytes = 4 << 30;
+    config.ssd.capacity_bytes = 4 << 30;
     config.ssd.context_percent = 90;
     config.ssd.tenant_bytes_max = 8 << 30;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

@@ -165,7 +165,7 @@ impl Calls {
                 let decoded = v1::NodeToClient::decode(record);
                 let decoded = decoded.map_err(|error| Error::Protocol(error.to_string()))?;
                 let Some(answer) = decoded.message else {
-                    return Err(Error::Protocol("an empty message".into()));
+                    return Err(Error::Protocol("the message is empty".into()));
                 };
                 if decoded.request == request {
                     return Ok(Some(answer));

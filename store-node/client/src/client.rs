@@ -61,7 +61,7 @@ pub enum Class {
     Normal,
     /// In memory, until it is removed or the client that put it closes or dies. Never on the SSD,
     /// unless somebody has it kept for a tenant meanwhile: then it stays for that. Each counts as one
-    /// that the client holds; one too many is [`Outcome::NotKept`].
+    /// that the client holds; one too many is [`Outcome::NotPersisted`].
     Ephemeral,
     /// On the SSD, for the tenant, until so much time has passed. The put is answered when it is
     /// durable.
@@ -92,7 +92,7 @@ pub enum Outcome {
     /// It is not there: the lease was over, or it had been there and made room meanwhile. Put it again.
     Lost,
     /// It is there as a normal object, but is not kept, and why.
-    NotKept(String),
+    NotPersisted(String),
     /// Its key is that of a block of another namespace.
     Refused,
 }
@@ -124,11 +124,11 @@ pub struct Client {
 }
 
 fn unmapped(error: MemoryError) -> Error {
-    Error::Protocol(format!("memory cannot be mapped: {error}"))
+    Error::Protocol(format!("cannot map memory: {error}"))
 }
 
 fn unexpected(answer: &FromNode) -> Error {
-    Error::Protocol(format!("an answer to something else: {answer:?}"))
+    Error::Protocol(format!("unexpected answer: {answer:?}"))
 }
 
 impl Client {
@@ -140,7 +140,7 @@ impl Client {
         // On a thread of its own: the caller's may belong to an async runtime.
         let reply = std::thread::scope(|scope| {
             let asked = scope.spawn(|| Client::ask_open(options)).join();
-            asked.unwrap_or_else(|_| Err(Error::Protocol("the opening thread has died".into())))
+            asked.unwrap_or_else(|_| Err(Error::Protocol("the opening thread panicked".into())))
         })?;
         Client::take(options, &reply)
     }
@@ -167,9 +167,9 @@ impl Client {
 
     fn take(options: &OpenOptions, reply: &v1::OpenReply) -> Result<Client, Error> {
         let bad = |what: &str| Error::Protocol(what.into());
-        let layout = reply.layout.as_ref().ok_or_else(|| bad("no layout"))?;
+        let layout = reply.layout.as_ref().ok_or_else(|| bad("the reply has no layout"))?;
         let layout = SlotLayout::try_from(layout).map_err(|error| bad(&error.to_string()))?;
-        let shape = Shape::new(&layout).ok_or_else(|| bad("slots with gaps"))?;
+        let shape = Shape::new(&layout).ok_or_else(|| bad("the slots have gaps"))?;
         let namespace = Namespace::try_from(reply.namespace.as_slice())
             .map_err(|error| bad(&error.to_string()))?;
         let socket = options.attach_dir.join(&reply.descriptor_socket);
@@ -193,7 +193,7 @@ impl Client {
                 namespace,
                 objects_max: reply.objects_max as usize,
                 keys_max: reply.keys_max as usize,
-                lease_max: Duration::from_millis(reply.lease_ms_max),
+                lease_max: Duration::from_millis(reply.lease_max_ms),
             }),
         })
     }
@@ -272,7 +272,9 @@ impl Client {
                 let reservation = Reservation { shared, request: Some(request), places };
                 let wrong = slots.len() != keys.len();
                 if wrong {
-                    return Err(Error::Protocol("slots for other objects".into()));
+                    return Err(Error::Protocol(
+                        "the number of slots differs from the number of keys".into(),
+                    ));
                 }
                 Ok(reservation)
             }
@@ -324,7 +326,9 @@ impl Client {
         // From here on the pins go with it, whatever else the answer holds.
         let pins = Arc::new(Pins { shared: Arc::clone(&self.shared), get });
         if got.slots.len() != keys.len() || got.generations.len() != keys.len() {
-            return Err(Error::Protocol("places of other objects".into()));
+            return Err(Error::Protocol(
+                "the number of slots differs from the number of keys".into(),
+            ));
         }
         let mut checksums = got.checksums.iter();
         let mut rotten = Vec::new();
@@ -351,8 +355,8 @@ impl Client {
     /// Has the copies in memory dropped; on the SSD they may be as they were.
     fn drop_rotten(&self, rotten: Vec<(u32, u32)>) -> Result<(), Error> {
         let (slots, generations) = rotten.into_iter().unzip();
-        let rotten = v1::RottenObjects { slots, generations };
-        match self.shared.calls.ask(ToNode::Rotten(rotten))? {
+        let rotten = v1::CorruptObjects { slots, generations };
+        match self.shared.calls.ask(ToNode::Corrupt(rotten))? {
             (_, FromNode::Removed(_)) => Ok(()),
             (_, other) => Err(unexpected(&other)),
         }
@@ -373,7 +377,9 @@ impl Client {
         }
         let fetch = v1::FetchObjects { keys: BlockKey::concat(keys), source: from.into() };
         match self.shared.calls.ask_far(ToNode::Fetch(fetch))? {
-            (_, FromNode::Fetched(v1::FetchedObjects { here })) if here.len() == keys.len() => {
+            (_, FromNode::Fetched(v1::FetchedObjects { present: here }))
+                if here.len() == keys.len() =>
+            {
                 Ok(here.into_iter().map(|here| here != 0).collect())
             }
             (_, other) => Err(unexpected(&other)),
@@ -589,7 +595,7 @@ impl Reservation {
         match self.shared.calls.ask(ToNode::Commit(commit))? {
             (_, FromNode::Committed(done)) if done.outcomes.len() == positions.len() => {
                 for (&position, outcome) in positions.iter().zip(done.outcomes()) {
-                    outcomes[position as usize] = outcome_of(outcome, &done.why)?;
+                    outcomes[position as usize] = outcome_of(outcome, &done.reason)?;
                 }
                 Ok(outcomes)
             }
@@ -609,7 +615,7 @@ impl Drop for Reservation {
 }
 
 fn no_such(position: usize) -> Error {
-    Error::Invalid(format!("object {position} is not there to be written"))
+    Error::Invalid(format!("object {position} is not reserved for a write"))
 }
 
 fn outcome_of(outcome: v1::ObjectOutcome, why: &str) -> Result<Outcome, Error> {
@@ -617,8 +623,8 @@ fn outcome_of(outcome: v1::ObjectOutcome, why: &str) -> Result<Outcome, Error> {
         v1::ObjectOutcome::Stored => Ok(Outcome::Stored),
         v1::ObjectOutcome::Exists => Ok(Outcome::Exists),
         v1::ObjectOutcome::Lost => Ok(Outcome::Lost),
-        v1::ObjectOutcome::NotKept => Ok(Outcome::NotKept(why.into())),
+        v1::ObjectOutcome::NotPersisted => Ok(Outcome::NotPersisted(why.into())),
         v1::ObjectOutcome::Refused => Ok(Outcome::Refused),
-        v1::ObjectOutcome::Unspecified => Err(Error::Protocol("an unknown outcome".into())),
+        v1::ObjectOutcome::Unspecified => Err(Error::Protocol("unknown outcome".into())),
     }
 }

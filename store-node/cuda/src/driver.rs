@@ -13,7 +13,7 @@ use crate::shared::SharingFunctions;
 use crate::table::DriverLibrary;
 
 pub(crate) const LIBRARY: &str = "libcuda.so.1";
-pub(crate) const INSTALL: &str = "install NVIDIA's driver where there is a GPU";
+pub(crate) const INSTALL: &str = "install NVIDIA's driver on a host with a GPU";
 
 pub(crate) const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 pub(crate) const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
@@ -205,7 +205,7 @@ impl Functions {
             // SAFETY: a string of the driver's.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         } else {
-            "an error without a text".into()
+            "an error without a description".into()
         };
         Err(DriverError::Failed { call, code, says })
     }

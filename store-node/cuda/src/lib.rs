@@ -29,19 +29,19 @@ pub use shared::{IpcHandle, Registered, SharedAllocation};
 /// Why a GPU cannot be used. Its text is a sentence for the person who runs the host.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    #[error("{library} cannot be opened: {install}")]
+    #[error("cannot open {library}: {install}")]
     Missing {
         library: &'static str,
         install: &'static str,
         #[source]
         source: libloading::Error,
     },
-    #[error("{library} has no `{name}`: install a newer one")]
+    #[error("{library} has no `{name}`: install a newer version")]
     TooOld { library: &'static str, name: &'static str },
-    #[error("`{call}` fails with code {code}: {says}")]
+    #[error("`{call}` failed with code {code}: {says}")]
     Failed { call: &'static str, code: i32, says: String },
-    #[error("GPU {index} is asked for, and there are {count}")]
+    #[error("GPU {index} does not exist: this host has {count} GPUs")]
     NoSuchDevice { index: usize, count: usize },
-    #[error("no GPU here has the UUID {uuid}")]
+    #[error("no GPU of this host has the UUID {uuid}")]
     NoSuchUuid { uuid: String },
 }

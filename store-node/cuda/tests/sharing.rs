@@ -67,11 +67,11 @@ fn what_is_not_there_is_said() {
     let second = &asked.devices[1];
     assert_eq!((&*second.name, second.dma_buf, second.peer_memory), ("files 41", true, false));
     let none = Device::of_uuid(emulated.driver, [0xab; 16]).expect_err("no GPU").to_string();
-    assert_eq!(none, format!("no GPU here has the UUID {}", "ab".repeat(16)));
+    assert_eq!(none, format!("no GPU of this host has the UUID {}", "ab".repeat(16)));
     let device = Device::open(emulated.driver, 0).expect("a GPU");
     let refused = SharedAllocation::open(&device, IpcHandle([0; 64])).expect_err("no handle");
     let said = refused.to_string();
-    assert_eq!(said, "`cuIpcOpenMemHandle` fails with code 1: invalid argument");
+    assert_eq!(said, "`cuIpcOpenMemHandle` failed with code 1: invalid argument");
     // A driver for copies has no kernels.
     let kernel = kvasir_cuda::Module::load(&device, b"code\0").expect_err("no such function");
     assert!(kernel.to_string().contains("has no `cuModuleLoadData`"), "{kernel}");
@@ -82,8 +82,8 @@ fn a_missing_driver_and_one_without_functions_are_errors() {
     let missing = Driver::open_file(Path::new("/nonexistent/libcuda.so.1")).expect_err("no file");
     let DriverError::Missing { .. } = missing else { panic!("{missing:?}") };
     let said = missing.to_string();
-    assert_eq!(said, "libcuda.so.1 cannot be opened: install NVIDIA's driver where there is a GPU");
+    assert_eq!(said, "cannot open libcuda.so.1: install NVIDIA's driver on a host with a GPU");
     // A library that every process has.
     let other = Driver::open_file(Path::new("libc.so.6")).expect_err("no driver").to_string();
-    assert_eq!(other, "libcuda.so.1 has no `cuInit`: install a newer one");
+    assert_eq!(other, "libcuda.so.1 has no `cuInit`: install a newer version");
 }

@@ -60,10 +60,10 @@ pub enum DiskError {
     #[error("the disk is full")]
     NoSpace,
     /// The number is the system's.
-    #[error("the disk has failed with error {0}")]
+    #[error("the disk failed with error {0}")]
     Io(i32),
     /// Fewer bytes were moved than were asked for.
-    #[error("the disk moved fewer bytes than it was asked for")]
+    #[error("the disk transferred fewer bytes than requested")]
     Short,
     /// What was written from memory was not, or is not any more, what its checksum says.
     #[error("the bytes in memory failed their checksum")]

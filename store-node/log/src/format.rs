@@ -128,7 +128,7 @@ impl ExtentBuf {
             None => checksum(self.payload()),
         };
         let record = &self.record;
-        let (marked, tenant, until_unix_ms) = mark_fields(record.mark);
+        let (marked, tenant, expires_unix_ms) = mark_fields(record.mark);
         let mut head = Writer::new(self.buffer.bytes_mut());
         head.u64(EXTENT_MAGIC);
         head.u64(0);
@@ -141,7 +141,7 @@ impl ExtentBuf {
         head.bytes(&record.parent.map_or([0; 16], |parent| parent.0));
         head.u64(flags(record.parent.is_some(), self.is_removal) | marked);
         head.u64(tenant);
-        head.u64(until_unix_ms);
+        head.u64(expires_unix_ms);
         head.u64(record.layout);
         head.u32(self.payload_bytes as u32);
         head.u32(record.checksums.len() as u32);
@@ -249,13 +249,13 @@ impl Entry {
     }
 
     fn encode(&self, to: &mut Writer<'_>) {
-        let (marked, tenant, until_unix_ms) = mark_fields(self.mark);
+        let (marked, tenant, expires_unix_ms) = mark_fields(self.mark);
         to.bytes(&self.key.0);
         to.bytes(&self.namespace.0);
         to.bytes(&self.parent.map_or([0; 16], |parent| parent.0));
         to.u64(self.generation);
         to.u64(tenant);
-        to.u64(until_unix_ms);
+        to.u64(expires_unix_ms);
         to.u64(self.layout);
         to.u32(self.first_page);
         to.u32(self.pages);
@@ -426,22 +426,22 @@ fn of_flags(flags: [u8; 8]) -> (bool, bool) {
 }
 
 fn mark_fields(mark: Option<Mark>) -> (u64, u64, u64) {
-    let Some(Mark { tenant, until_unix_ms, since_unix_ms, copies }) = mark else {
+    let Some(Mark { tenant, expires_unix_ms, created_unix_ms, copies }) = mark else {
         return (u64::from(NO_MARK) << 8, 0, 0);
     };
-    let flags = match since_unix_ms {
+    let flags = match created_unix_ms {
         None => u64::from(UNLISTED_MARK) << 8,
         Some(since) => {
             let more = copies.clamp(1, COPIES_MAX) - 1;
             u64::from(CONTEXT_MARK + more) << 8 | since.min(SINCE_MAX) << 16
         }
     };
-    (flags, tenant.0, until_unix_ms)
+    (flags, tenant.0, expires_unix_ms)
 }
 
 /// The outer `None`: that is no extent.
-fn mark_of(flags: [u8; 8], tenant: u64, until_unix_ms: u64) -> Option<Option<Mark>> {
-    let (since_unix_ms, copies) = match flags[1] {
+fn mark_of(flags: [u8; 8], tenant: u64, expires_unix_ms: u64) -> Option<Option<Mark>> {
+    let (created_unix_ms, copies) = match flags[1] {
         NO_MARK => return Some(None),
         UNLISTED_MARK => (None, 1),
         kind @ CONTEXT_MARK..CONTEXT_MARKS_END => {
@@ -449,7 +449,7 @@ fn mark_of(flags: [u8; 8], tenant: u64, until_unix_ms: u64) -> Option<Option<Mar
         }
         _ => return None,
     };
-    Some(Some(Mark { tenant: Tenant(tenant), until_unix_ms, since_unix_ms, copies }))
+    Some(Some(Mark { tenant: Tenant(tenant), expires_unix_ms, created_unix_ms, copies }))
 }
 
 /// Writes into a buffer that has room for all of it.
@@ -521,7 +521,7 @@ mod tests {
     use super::*;
 
     const UNLISTED: Mark =
-        Mark { tenant: Tenant(7), until_unix_ms: 9, since_unix_ms: None, copies: 1 };
+        Mark { tenant: Tenant(7), expires_unix_ms: 9, created_unix_ms: None, copies: 1 };
 
     fn record(n: u8, checksums: usize) -> Record {
         Record {
@@ -531,7 +531,9 @@ mod tests {
             mark: match n % 3 {
                 0 => None,
                 1 => Some(UNLISTED),
-                _ => Some(Mark { since_unix_ms: Some(8), copies: n % COPIES_MAX + 1, ..UNLISTED }),
+                _ => {
+                    Some(Mark { created_unix_ms: Some(8), copies: n % COPIES_MAX + 1, ..UNLISTED })
+                }
             },
             layout: 42,
             checksums: (0..checksums as u64).collect(),
@@ -596,7 +598,7 @@ mod tests {
 
     #[test]
     fn a_context_that_was_written_before_there_were_copies_is_on_one_node() {
-        let context = Mark { since_unix_ms: Some(8), ..UNLISTED };
+        let context = Mark { created_unix_ms: Some(8), ..UNLISTED };
         assert_eq!(mark_of([1, 2, 8, 0, 0, 0, 0, 0], 7, 9), Some(Some(context)));
         assert_eq!(mark_fields(Some(context)), (8 << 16 | 2 << 8, 7, 9));
         let most = mark_of([0, 9, 8, 0, 0, 0, 0, 0], 7, 9);
@@ -615,11 +617,11 @@ mod tests {
             checksums in prop::collection::vec(any::<u64>(), 0..20),
         ) {
             let [key, namespace, parent] = keys;
-            let mark = mark.map(|(tenant, until_unix_ms, since_unix_ms)| Mark {
+            let mark = mark.map(|(tenant, expires_unix_ms, created_unix_ms)| Mark {
                 tenant: Tenant(tenant),
-                until_unix_ms,
-                since_unix_ms,
-                copies: since_unix_ms.map_or(1, |_| copies),
+                expires_unix_ms,
+                created_unix_ms,
+                copies: created_unix_ms.map_or(1, |_| copies),
             });
             let record = Record {
                 key: BlockKey(key),

@@ -50,7 +50,7 @@ fn whole_extent(bytes: &[u8]) -> bool {
     let mut again = ExtentBuf::new(head.record.clone(), payload.len());
     again.payload_mut().copy_from_slice(payload);
     again.seal(head.place);
-    let read = Head::decode(again.buffer.bytes()).expect("what was written is read");
+    let read = Head::decode(again.buffer.bytes()).expect("an encoded value decodes");
     assert_eq!((read.place, &read.record), (head.place, &head.record));
     assert_eq!(read.payload(again.buffer.bytes()), Some(payload));
     true
@@ -109,8 +109,8 @@ fn record(parent: Option<BlockKey>, mark: Option<Mark>, checksums: usize) -> Rec
 }
 
 fn marks() -> [Option<Mark>; 4] {
-    let mark = |since_unix_ms, copies| {
-        Some(Mark { tenant: Tenant(7), until_unix_ms: 9, since_unix_ms, copies })
+    let mark = |created_unix_ms, copies| {
+        Some(Mark { tenant: Tenant(7), expires_unix_ms: 9, created_unix_ms, copies })
     };
     [None, mark(None, 1), mark(Some(8), 1), mark(Some(8), 3)]
 }

@@ -30,14 +30,14 @@ struct Shadow {
     segment: u32,
     /// Of this use of the segment.
     sequence: u64,
-    until_unix_ms: u64,
+    expires_unix_ms: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Grave {
     at: Location,
     /// It takes away those that hold longer: all of them without this.
-    until_unix_ms: Option<u64>,
+    expires_unix_ms: Option<u64>,
     /// What it says itself, until when; of a removal, and of what may come back, `None`.
     claim: Option<u64>,
 }
@@ -59,7 +59,7 @@ pub(crate) struct Graves {
 }
 
 fn until(mark: Option<Mark>) -> Option<u64> {
-    mark.map(|mark| mark.until_unix_ms)
+    mark.map(|mark| mark.expires_unix_ms)
 }
 
 /// Until when what an extent says would hold if it came back; of what may come back `None`.
@@ -75,26 +75,26 @@ impl Graves {
     /// It was found on the disk, and is live.
     pub(crate) fn found_live(&mut self, key: BlockKey, mark: Option<Mark>) {
         match until(mark) {
-            Some(until_unix_ms) => drop(self.marked.insert(key, until_unix_ms)),
+            Some(expires_unix_ms) => drop(self.marked.insert(key, expires_unix_ms)),
             None => drop(self.marked.remove(&key)),
         }
     }
 
     /// An extent is, or may be, on the disk, and is not live (any more).
     pub(crate) fn shadow(&mut self, entry: &Entry, at: (u32, u64)) {
-        if let Some(until_unix_ms) = claim_of(entry) {
-            self.add_shadow(entry.key, until_unix_ms, at);
+        if let Some(expires_unix_ms) = claim_of(entry) {
+            self.add_shadow(entry.key, expires_unix_ms, at);
         }
     }
 
-    fn add_shadow(&mut self, key: BlockKey, until_unix_ms: u64, (segment, sequence): (u32, u64)) {
+    fn add_shadow(&mut self, key: BlockKey, expires_unix_ms: u64, (segment, sequence): (u32, u64)) {
         let shadows = self.shadows.entry(key).or_default();
         // One for each use of a segment. Most are of the one that is being filled.
         let is_of_it = |of: &&mut Shadow| of.segment == segment && of.sequence == sequence;
         match shadows.iter_mut().rev().find(is_of_it) {
-            Some(shadow) => shadow.until_unix_ms = shadow.until_unix_ms.max(until_unix_ms),
+            Some(shadow) => shadow.expires_unix_ms = shadow.expires_unix_ms.max(expires_unix_ms),
             None => {
-                shadows.push(Shadow { segment, sequence, until_unix_ms });
+                shadows.push(Shadow { segment, sequence, expires_unix_ms });
                 self.in_segment.entry(segment).or_default().insert(key);
             }
         }
@@ -104,8 +104,8 @@ impl Graves {
     pub(crate) fn replaced(&mut self, entry: &Entry, former: Option<(u32, u64)>) {
         let Entry { key, mark, parent, .. } = *entry;
         let former_until = self.marked.get(&key).copied().or(parent.is_none().then_some(0));
-        if let (Some(until_unix_ms), Some(at)) = (former_until, former) {
-            self.add_shadow(key, until_unix_ms, at);
+        if let (Some(expires_unix_ms), Some(at)) = (former_until, former) {
+            self.add_shadow(key, expires_unix_ms, at);
         }
         self.found_live(key, mark);
     }
@@ -120,7 +120,7 @@ impl Graves {
     /// A removal that was found on the disk, newer than all else of its block, when all shadows are known. Answers
     /// whether it is needed, and then counts as live.
     pub(crate) fn found_removal(&mut self, key: BlockKey, at: Location) -> bool {
-        let grave = Grave { at, until_unix_ms: None, claim: None };
+        let grave = Grave { at, expires_unix_ms: None, claim: None };
         let is_needed = self.is_needed(key, &grave);
         if is_needed {
             self.insert(key, grave);
@@ -140,7 +140,7 @@ impl Graves {
 
     fn is_needed(&self, key: BlockKey, grave: &Grave) -> bool {
         self.partial.as_ref().is_some_and(|removed| removed.contains(&key))
-            || self.is_outlasted(key, grave.until_unix_ms)
+            || self.is_outlasted(key, grave.expires_unix_ms)
     }
 
     fn insert(&mut self, key: BlockKey, grave: Grave) {
@@ -157,9 +157,9 @@ impl Graves {
     }
 
     /// Whether a shadow would come back with a longer time than this.
-    fn is_outlasted(&self, key: BlockKey, until_unix_ms: Option<u64>) -> bool {
+    fn is_outlasted(&self, key: BlockKey, expires_unix_ms: Option<u64>) -> bool {
         let shadows = self.shadows.get(&key).into_iter().flatten();
-        shadows.map(|shadow| Some(shadow.until_unix_ms)).max() > Some(until_unix_ms)
+        shadows.map(|shadow| Some(shadow.expires_unix_ms)).max() > Some(expires_unix_ms)
     }
 
     pub(crate) fn get(&self, key: BlockKey) -> Option<Location> {
@@ -212,7 +212,7 @@ impl Log {
             removed.insert(entry.key);
         }
         self.segments.add_live(at);
-        let grave = Grave { at, until_unix_ms: None, claim: None };
+        let grave = Grave { at, expires_unix_ms: None, claim: None };
         if mutated(Mutation::RemovalTombstoneDropped) {
             return self.give_up(entry.key, grave);
         }
@@ -223,8 +223,8 @@ impl Log {
     pub(crate) fn bury(&mut self, key: BlockKey, at: Location, follows_none: bool) {
         let marked = self.graves.marked.remove(&key);
         let claim = marked.or(follows_none.then_some(0));
-        let until_unix_ms = marked.filter(|_| !follows_none);
-        let grave = Grave { at, until_unix_ms, claim };
+        let expires_unix_ms = marked.filter(|_| !follows_none);
+        let grave = Grave { at, expires_unix_ms, claim };
         if mutated(Mutation::ClearedMarkReturns) {
             return self.give_up(key, grave);
         }
@@ -240,9 +240,9 @@ impl Log {
 
     /// Nothing keeps an extent, which is on the disk until its segment is used again.
     fn give_up(&mut self, key: BlockKey, Grave { at, claim, .. }: Grave) {
-        if let Some(until_unix_ms) = claim {
+        if let Some(expires_unix_ms) = claim {
             let sequence = self.segments.get(at.segment).sequence;
-            self.graves.add_shadow(key, until_unix_ms, (at.segment, sequence));
+            self.graves.add_shadow(key, expires_unix_ms, (at.segment, sequence));
         }
         self.segments.remove_live(at);
     }

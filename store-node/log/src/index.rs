@@ -19,7 +19,7 @@ pub struct Location {
 
 /// The index cannot be used any more: throw it away and fill another from the log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the key index has failed: {0}")]
+#[error("the key index failed: {0}")]
 pub struct IndexError(pub String);
 
 /// One location for each key.

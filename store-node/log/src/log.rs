@@ -34,12 +34,10 @@ pub enum AppendError {
     #[error("no segment of the log is free")]
     Full,
     /// Each removal takes a page for as long as a segment that could not be read may have what was removed.
-    #[error(
-        "too many removals are kept for a part of the disk that could not be read at the start"
-    )]
+    #[error("too many removals are pending for a part of the disk that was unreadable at startup")]
     TooManyRemovals,
     /// It fits no segment, and never will.
-    #[error("an extent of {pages} pages is larger than a segment has room for")]
+    #[error("an extent of {pages} pages does not fit in a segment")]
     TooLarge { pages: usize },
     #[error(transparent)]
     Disk(#[from] DiskError),

@@ -51,9 +51,9 @@ pub enum RecoverError {
     #[error("the disk does not answer")]
     Hangs,
     /// Something else is there, or both superblocks are rotten: nothing was changed.
-    #[error("what is there is no log of this program")]
+    #[error("the file is not a Kvasir SSD log")]
     Foreign,
-    #[error("{bytes} bytes are too few for {SEGMENTS_MIN} segments of {segment_bytes}")]
+    #[error("{bytes} bytes are too few for {SEGMENTS_MIN} segments of {segment_bytes} bytes")]
     TooSmall { bytes: u64, segment_bytes: u64 },
     /// The disk is good: use another index.
     #[error(transparent)]

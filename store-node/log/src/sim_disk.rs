@@ -98,7 +98,7 @@ impl SimDisk {
 
     /// What was waited for since then took no time. Nothing may be under way.
     pub fn turn_back_to(&mut self, now: Duration) {
-        assert!(self.queue.is_empty(), "what is under way ends at a time that has not come");
+        assert!(self.queue.is_empty(), "an operation in flight ends at a later time");
         self.now = now;
     }
 
@@ -172,7 +172,7 @@ impl SimDisk {
     }
 
     fn memory(&self) -> &dyn Memory {
-        self.memory.as_deref().expect("whoever has places in memory says where it is")
+        self.memory.as_deref().expect("the memory is set before an operation uses it")
     }
 
     fn write(&mut self, offset_bytes: u64, bytes: &[u8]) {

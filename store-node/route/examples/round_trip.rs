@@ -42,8 +42,8 @@ fn main() {
         tcp_listen: None,
         tcp_tls: None,
         run_dir: Some(dir.clone()),
-        throttle_bytes_per_s: 0,
-        flows_max: 8,
+        send_bytes_per_s_max: 0,
+        concurrent_messages_max: 8,
         sessions_max: 1,
         routes_max: 1,
         ring_bytes_max: 64 << 20,
@@ -57,7 +57,7 @@ fn main() {
         tcp_listen: None,
         tcp_tls: None,
         run_dir: Some(dir),
-        throttle_bytes_per_s: 0,
+        send_bytes_per_s_max: 0,
     };
     let requester = Requester::start(options, &Registry::new()).expect("a requester");
     let session = open(&holder, &requester, query_rows);

@@ -44,39 +44,43 @@ impl HolderMetrics {
         Ok(HolderMetrics {
             sessions: gauge(
                 registry,
-                "kvasir_route_sessions",
-                "Requesters that have a query ring here.",
+                "kvasir_route_query_sessions",
+                "Requesters with a query ring at this node.",
             )?,
-            routes: gauge(registry, "kvasir_route_routes", "Routes over blocks of this node.")?,
+            routes: gauge(
+                registry,
+                "kvasir_route_open_routes",
+                "Open routes over blocks of this node.",
+            )?,
             messages: counters(
                 registry,
                 "kvasir_route_messages_total",
-                "Query messages that were answered, by what the answer says.",
+                "Answered query messages, by outcome.",
             )?,
             parts_refused: counter(
                 registry,
                 "kvasir_route_parts_refused_total",
-                "Parts of query messages that were refused: a lease that is over, other pins.",
+                "Parts of query messages refused because the lease expired or the blocks are not pinned.",
             )?,
             batches: counter(
                 registry,
                 "kvasir_route_batches_total",
-                "Times that what had arrived was computed.",
+                "Batches of query messages that were computed.",
             )?,
             groups: counter(
                 registry,
                 "kvasir_route_groups_total",
-                "Attentions over the same rows, each for all queries that asked for them.",
+                "Attention computations, each for all queries over the same rows.",
             )?,
             query_bytes: counter(
                 registry,
                 "kvasir_route_query_bytes_total",
-                "Bytes of query rows that arrived.",
+                "Received bytes of query rows.",
             )?,
             partial_bytes: counter(
                 registry,
                 "kvasir_route_partial_bytes_total",
-                "Bytes of partials that were answered.",
+                "Sent bytes of partial results.",
             )?,
         })
     }
@@ -98,17 +102,17 @@ impl RequesterMetrics {
             dispatches: counters(
                 registry,
                 "kvasir_route_dispatches_total",
-                "Query messages that were sent, by how they ended.",
+                "Sent query messages, by outcome.",
             )?,
             query_bytes: counter(
                 registry,
                 "kvasir_route_query_bytes_total",
-                "Bytes of query rows that were sent.",
+                "Sent bytes of query rows.",
             )?,
             partial_bytes: counter(
                 registry,
                 "kvasir_route_partial_bytes_total",
-                "Bytes of partials that came back and were used.",
+                "Received bytes of partial results that were used.",
             )?,
         })
     }

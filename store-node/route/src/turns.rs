@@ -125,7 +125,7 @@ impl Drop for Drive {
         if let Some(sleeper) = self.sleeper.take()
             && sleeper.join().is_err()
         {
-            tracing::error!("the thread beside a transfer engine for queries has panicked");
+            tracing::error!("the helper thread of a transfer engine for queries panicked");
         }
     }
 }

@@ -269,9 +269,9 @@ impl Query {
 /// Bytes that are not what they must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    #[error("it ends too early")]
+    #[error("the message is truncated")]
     Short,
-    #[error("`{0}` is not what it must be")]
+    #[error("`{0}` is invalid")]
     Field(&'static str),
 }
 

@@ -60,11 +60,16 @@ fn tcp() -> Option<SocketAddr> {
 }
 
 impl Host {
-    fn start(domain: Domain, flows_max: usize) -> Self {
-        Host::of_ranks(1, domain, flows_max, 1 << 20)
+    fn start(domain: Domain, concurrent_messages_max: usize) -> Self {
+        Host::of_ranks(1, domain, concurrent_messages_max, 1 << 20)
     }
 
-    fn of_ranks(ranks: usize, domain: Domain, flows_max: usize, ring_bytes_max: u64) -> Self {
+    fn of_ranks(
+        ranks: usize,
+        domain: Domain,
+        concurrent_messages_max: usize,
+        ring_bytes_max: u64,
+    ) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let bytes = SLOTS * layout().slot_bytes() as usize;
         let memory = SharedMemory::create("slots", bytes, Prefault::Yes).expect("memory");
@@ -79,8 +84,8 @@ impl Host {
             tcp_listen: tcp(),
             tcp_tls: None,
             run_dir: (domain == Domain::Shm).then(|| dir.path().to_owned()),
-            throttle_bytes_per_s: 0,
-            flows_max,
+            send_bytes_per_s_max: 0,
+            concurrent_messages_max,
             sessions_max: 3,
             routes_max: 4,
             ring_bytes_max,
@@ -103,7 +108,7 @@ impl Host {
             tcp_listen: tcp(),
             tcp_tls: None,
             run_dir: (self.domain == Domain::Shm).then(|| self._dir.path().to_owned()),
-            throttle_bytes_per_s: 0,
+            send_bytes_per_s_max: 0,
         };
         Requester::start(options, &Registry::new()).expect("a requester")
     }

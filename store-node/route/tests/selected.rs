@@ -84,8 +84,8 @@ impl Host {
             tcp_listen: tcp(),
             tcp_tls: None,
             run_dir: Some(dir.path().to_owned()),
-            throttle_bytes_per_s: 0,
-            flows_max: 8,
+            send_bytes_per_s_max: 0,
+            concurrent_messages_max: 8,
             sessions_max: 3,
             routes_max: 4,
             ring_bytes_max: 1 << 20,
@@ -99,7 +99,7 @@ impl Host {
             tcp_listen: tcp(),
             tcp_tls: None,
             run_dir: Some(dir.path().to_owned()),
-            throttle_bytes_per_s: 0,
+            send_bytes_per_s_max: 0,
         };
         let requester = Requester::start(options, &Registry::new()).expect("a requester");
         let holder = holder.expect("a holder");

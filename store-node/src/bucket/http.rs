@@ -48,15 +48,16 @@ impl Connector {
         let of_host = || HOST_AUTHORITIES.iter().map(PathBuf::from).find(|path| path.exists());
         let path = authority
             .or_else(of_host)
-            .ok_or("this host has no certificates of authorities: set `object_store.authority`")?;
-        let wrong = |why: String| format!("the authorities in {}: {why}", path.display());
+            .ok_or("this host has no CA certificates: set `object_store.ca_file`")?;
+        let wrong =
+            |why: String| format!("cannot use the CA certificates in {}: {why}", path.display());
         let mut roots = RootCertStore::empty();
         let certificates =
             CertificateDer::pem_file_iter(&path).map_err(|error| wrong(error.to_string()))?;
         // One that cannot be read does not spoil the others of a host.
         let (added, _) = roots.add_parsable_certificates(certificates.filter_map(Result::ok));
         if added == 0 {
-            return Err(wrong("there is no certificate in it".into()));
+            return Err(wrong("the file contains no certificate".into()));
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ClientConfig::builder_with_provider(provider)
@@ -124,7 +125,7 @@ impl Service<Uri> for Dial {
         let tls = self.tls.clone();
         Box::pin(async move {
             let wrong = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why);
-            let host = uri.host().ok_or_else(|| wrong("an address without a host"))?;
+            let host = uri.host().ok_or_else(|| wrong("the address has no host"))?;
             // As it stands in a URI.
             let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
             let is_tls = uri.scheme_str() == Some("https");
@@ -134,8 +135,9 @@ impl Service<Uri> for Dial {
             if !is_tls {
                 return Ok(TokioIo::new(Wire(Box::new(stream))));
             }
-            let tls = tls.ok_or_else(|| wrong("TLS is not set up for this endpoint"))?;
-            let name = ServerName::try_from(host).map_err(|_| wrong("no name for TLS"))?;
+            let tls = tls.ok_or_else(|| wrong("TLS is not configured for this endpoint"))?;
+            let name = ServerName::try_from(host)
+                .map_err(|_| wrong("the host is not a valid TLS server name"))?;
             let stream = TlsConnector::from(tls).connect(name, stream).await?;
             Ok(TokioIo::new(Wire(Box::new(stream))))
         })

@@ -35,7 +35,11 @@ impl KeysOfFile {
         let text = std::fs::read_to_string(&self.path).map_err(|error| wrong(error.to_string()))?;
         // What TOML says of an error quotes the line, which may be the secret.
         let keys: Keys = toml::from_str(&text).map_err(|_| {
-            wrong("it must have `access_key_id` and `secret_access_key` as TOML, and may have `session_token`".into())
+            wrong(
+                "the file must set `access_key_id` and `secret_access_key` in TOML, and may set \
+                 `session_token`"
+                    .into(),
+            )
         })?;
         Ok(Arc::new(credential(keys)))
     }
@@ -43,7 +47,7 @@ impl KeysOfFile {
 
 /// Why a file of keys is of no use.
 #[derive(Debug, thiserror::Error)]
-#[error("the credentials in {}: {why}", path.display())]
+#[error("cannot read the credentials in {}: {why}", path.display())]
 struct WrongFile {
     path: PathBuf,
     why: String,

@@ -35,12 +35,13 @@ impl Names {
 
     /// The name of a block's object; `None` of one that is kept for nobody.
     pub(crate) fn of(&self, block: &SsdBlock) -> Option<Path> {
-        let Class::Context { tenant, until_unix_ms } = block.class else { return None };
+        let Class::Context { tenant, expires_unix_ms } = block.class else { return None };
         let parent = block.parent.map_or_else(|| ROOT.to_owned(), |parent| hex(&parent.0));
-        let context = block.mark.and_then(|mark| Some((mark.since_unix_ms?, mark.until_unix_ms)));
+        let context =
+            block.mark.and_then(|mark| Some((mark.created_unix_ms?, mark.expires_unix_ms)));
         let context = context.map(|(since, until)| format!("-{since:x}-{until:x}"));
         let context = context.unwrap_or_default();
-        let last = format!("{parent}-{until_unix_ms:x}-{:016x}{context}", tenant.0);
+        let last = format!("{parent}-{expires_unix_ms:x}-{:016x}{context}", tenant.0);
         Some(self.under(block.layout, block.namespace, block.key).join(last))
     }
 
@@ -69,13 +70,13 @@ impl Names {
             parent => Some(BlockKey(key_of(parent)?)),
         };
         let (tenant, time) = (Tenant(number(tenant)?), |text| u64::from_str_radix(text, 16).ok());
-        let class = Class::Context { tenant, until_unix_ms: time(until)? };
+        let class = Class::Context { tenant, expires_unix_ms: time(until)? };
         let mark = match context {
             None => None,
             Some(times) => {
                 let (since, until) = times?;
-                let since_unix_ms = Some(time(since)?);
-                Some(Mark { tenant, until_unix_ms: time(until)?, since_unix_ms, copies: 1 })
+                let created_unix_ms = Some(time(since)?);
+                Some(Mark { tenant, expires_unix_ms: time(until)?, created_unix_ms, copies: 1 })
             }
         };
         let block = SsdBlock {
@@ -115,7 +116,7 @@ mod tests {
             key: BlockKey([0xab; 16]),
             namespace: Namespace([7; 16]),
             parent: parent.map(|byte| BlockKey([byte; 16])),
-            class: Class::Context { tenant: Tenant(5), until_unix_ms: 1_700_000_000_123 },
+            class: Class::Context { tenant: Tenant(5), expires_unix_ms: 1_700_000_000_123 },
             mark: None,
             layout: 9,
             bytes: 77,
@@ -124,8 +125,8 @@ mod tests {
 
     /// The last block of a context.
     fn last(parent: Option<u8>) -> SsdBlock {
-        let until_unix_ms = 0x018b_cfe5_6800;
-        let mark = Mark { tenant: Tenant(5), until_unix_ms, since_unix_ms: Some(3), copies: 1 };
+        let expires_unix_ms = 0x018b_cfe5_6800;
+        let mark = Mark { tenant: Tenant(5), expires_unix_ms, created_unix_ms: Some(3), copies: 1 };
         SsdBlock { mark: Some(mark), ..block(parent) }
     }
 
@@ -148,7 +149,11 @@ mod tests {
             format!("p/v1/0000000000000009/{namespace}/{key}/root-18bcfe5687b-0000000000000005")
         );
         let end = Names::new("p").of(&last(None)).expect("a name").to_string();
-        assert_eq!(end, format!("{name}-3-18bcfe56800"), "what has no end is named as ever");
+        assert_eq!(
+            end,
+            format!("{name}-3-18bcfe56800"),
+            "the name of a block without an end is unchanged"
+        );
         assert_eq!(Names::new("").of(&SsdBlock { class: Class::Normal, ..block(None) }), None);
     }
 

@@ -17,15 +17,15 @@ const HEADER_BYTES: usize = 112;
 /// What an object says that is not its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Wrong {
-    #[error("the object is no block of this program, or its header is not as it was written")]
+    #[error("the object is not a Kvasir block, or its header is corrupt")]
     Header,
-    #[error("the object is of another version")]
+    #[error("the object has another format version")]
     Version,
-    #[error("the object is another block than its name says")]
+    #[error("the block in the object does not match the object's name")]
     Other,
-    #[error("the object has other runs or another size than blocks have here")]
+    #[error("the runs or the size of the object differ from the blocks of this node")]
     Shape,
-    #[error("the bytes of the object are not as they were written")]
+    #[error("the payload of the object is corrupt")]
     Payload,
 }
 
@@ -132,7 +132,7 @@ mod tests {
             key: BlockKey([1; 16]),
             namespace: Namespace([2; 16]),
             parent: Some(BlockKey([3; 16])),
-            class: Class::Context { tenant: Tenant(1), until_unix_ms: 5 },
+            class: Class::Context { tenant: Tenant(1), expires_unix_ms: 5 },
             mark: None,
             layout: 4,
             bytes: 0,

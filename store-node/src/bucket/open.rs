@@ -27,13 +27,13 @@ pub(super) struct Opened {
 /// A sentence: the settings do not fit, or a file cannot be read.
 pub(super) fn open(config: &ObjectStore) -> Result<Option<Opened>, String> {
     let Some((bucket, prefix)) = config.place()? else { return Ok(None) };
-    let connections_max = config.requests_max as usize + 1;
+    let connections_max = config.in_flight_requests_max as usize + 1;
     let is_plain = config.endpoint.as_ref().is_some_and(|url| url.starts_with("http://"));
     let connector = match is_plain {
         true => Connector::plain(connections_max),
-        false => Connector::tls(config.authority.clone(), connections_max)?,
+        false => Connector::tls(config.ca_file.clone(), connections_max)?,
     };
-    let deadline = Duration::from_millis(config.upload_timeout_ms.max(config.timeout_ms));
+    let deadline = Duration::from_millis(config.upload_timeout_ms.max(config.read_timeout_ms));
     let retry = RetryConfig {
         backoff: BackoffConfig {
             init_backoff: Duration::from_millis(50),
@@ -54,7 +54,7 @@ pub(super) fn open(config: &ObjectStore) -> Result<Option<Opened>, String> {
     if let Some(endpoint) = &config.endpoint {
         builder = builder.with_endpoint(endpoint.trim_end_matches('/'));
     }
-    builder = match (&config.credentials, &config.keys) {
+    builder = match (&config.credentials_file, &config.keys) {
         (Some(path), _) => builder.with_credentials(Arc::new(KeysOfFile::new(path.clone()))),
         (None, Some(keys)) => {
             let keys = credential(keys.clone());
@@ -62,6 +62,7 @@ pub(super) fn open(config: &ObjectStore) -> Result<Option<Opened>, String> {
         }
         (None, None) => builder,
     };
-    let store = builder.build().map_err(|error| format!("`object_store`: {error}"))?;
+    let store =
+        builder.build().map_err(|error| format!("cannot configure `object_store`: {error}"))?;
     Ok(Some(Opened { store: Arc::new(store), names: Names::new(&prefix) }))
 }

@@ -65,7 +65,7 @@ pub(super) fn start(
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    #[error("what was to be sent is not as it should be")]
+    #[error("the block to upload failed its checksum")]
     Corrupt,
     /// What was asked for is not there, or is something else.
     #[error("{0}")]
@@ -183,14 +183,14 @@ impl Task {
         reports: Reports,
     ) -> Self {
         let now = Instant::now();
-        let kib = (config.bytes_in_flight_max / 2 / KIB).clamp(1, u64::from(u32::MAX >> 4)) as u32;
+        let kib = (config.in_flight_bytes_max / 2 / KIB).clamp(1, u64::from(u32::MAX >> 4)) as u32;
         let bucket = Bucket {
             store,
             names,
             slots,
-            timeout: Duration::from_millis(config.timeout_ms),
+            timeout: Duration::from_millis(config.read_timeout_ms),
             upload_timeout: Duration::from_millis(config.upload_timeout_ms),
-            reads: Arc::new(Semaphore::new(config.requests_max.div_ceil(2) as usize)),
+            reads: Arc::new(Semaphore::new(config.in_flight_requests_max.div_ceil(2) as usize)),
             read_kib: Arc::new(Semaphore::new(kib as usize)),
             read_kib_max: kib,
         };
@@ -351,8 +351,11 @@ impl Task {
         let done = match (ended, purpose) {
             (Ok((_, done)), _) => done,
             (Err(error), purpose) => {
-                tracing::error!(%error, ?purpose, "a request to the object store has died");
-                let failure = Failure::Elsewhere("it has died".into());
+                tracing::error!(
+                    %error, ?purpose,
+                    "the task of a request to the object store failed"
+                );
+                let failure = Failure::Elsewhere("the task of the request failed".into());
                 match purpose {
                     Some(Purpose::Upload(upload)) => {
                         let (result, why) = (Err(SinkError::Failed), None);
@@ -362,9 +365,9 @@ impl Task {
                     Some(Purpose::Discard(discard, of)) => {
                         Done::Discarded { discard, of, names: Vec::new(), failure: Some(failure) }
                     }
-                    Some(Purpose::Control) | None => {
-                        Done::Asked(Err(Failure::Failed("a question has died".into())))
-                    }
+                    Some(Purpose::Control) | None => Done::Asked(Err(Failure::Failed(
+                        "the task of a request to the object store failed".into(),
+                    ))),
                 }
             }
         };
@@ -468,7 +471,10 @@ impl Task {
                 self.ask_at = Instant::now() + self.ask_wait;
             }
             if !matches!(self.health, Health::Bad { .. }) {
-                tracing::warn!(why, "the object store does not answer as it should");
+                tracing::warn!(
+                    reason = why,
+                    "a request to the object store failed; checking it until it answers again"
+                );
             }
             self.health = Health::Bad { why: why.clone() };
             self.reports
@@ -483,7 +489,7 @@ impl Task {
     }
 
     async fn listed(&mut self, listing: Listing) {
-        self.list_at = Instant::now() + Duration::from_millis(self.config.list_every_ms);
+        self.list_at = Instant::now() + Duration::from_millis(self.config.list_interval_ms);
         self.is_listed = true;
         let Listing { mut blocks, left_out, foreign, over, mut layouts } = listing;
         self.layouts.append(&mut layouts);
@@ -501,7 +507,7 @@ impl Task {
 
     async fn is_good(&mut self) {
         if !matches!(self.health, Health::Good { .. }) {
-            tracing::info!("the object store answers");
+            tracing::info!("the object store is available");
             self.health = Health::Good { since: Instant::now() };
             self.reports.post(Report::State { usable: true, state: "ready".into() }).await;
         }
@@ -528,7 +534,7 @@ impl Bucket {
                 let layout = &shape.layout;
                 let mut payload = vec![0; layout.slot_bytes() as usize];
                 let copied = self.slots.copy_to(slot.0 as usize * payload.len(), &mut payload);
-                copied.expect("slots of a checked layout lie in the arena");
+                copied.expect("slots of a checked layout are inside the arena");
                 let checksums = object::checksums(layout, &payload);
                 if checksum != Some(fold(&checksums)) {
                     return Err(Failure::Corrupt);
@@ -536,15 +542,16 @@ impl Bucket {
                 (checksums, Bytes::from(payload))
             }
             Source::Ssd(reading) => {
-                let late = |_| Failure::Elsewhere("the SSD did not give the block in time".into());
+                let late =
+                    |_| Failure::Elsewhere("the SSD did not return the block in time".into());
                 let read = timeout(self.upload_timeout, reading).await.map_err(late)?;
                 match read {
                     Ok(Ok(ReadBlock { checksums, payload })) => (checksums, payload),
                     Ok(Err(SinkError::Gone)) => {
-                        return Err(Failure::Gone("the SSD has not the block".into()));
+                        return Err(Failure::Gone("the SSD does not hold the block".into()));
                     }
                     Ok(Err(_)) | Err(_) => {
-                        return Err(Failure::Elsewhere("the SSD did not give the block".into()));
+                        return Err(Failure::Elsewhere("the SSD cannot read the block".into()));
                     }
                 }
             }
@@ -564,7 +571,7 @@ impl Bucket {
         let name = self.name(block)?;
         let layout = &shape.layout;
         if block.layout != shape.hash {
-            return Err(Failure::Elsewhere("blocks lie otherwise now".into()));
+            return Err(Failure::Elsewhere("the block layout of this node has changed".into()));
         }
         let wanted_bytes = object::object_bytes(layout);
         let kib = wanted_bytes.div_ceil(KIB).min(self.read_kib_max.into()) as u32;
@@ -573,7 +580,8 @@ impl Bucket {
             let read = self.reads.acquire().await.ok()?;
             Some((read, self.read_kib.acquire_many(kib).await.ok()?))
         };
-        let busy = || Failure::Elsewhere("too much is read from the object store".into());
+        let busy =
+            || Failure::Elsewhere("too many reads from the object store are in flight".into());
         let _turn = timeout(self.timeout, turn).await.ok().flatten().ok_or_else(busy)?;
         let left = deadline.saturating_duration_since(Instant::now());
         let read = within(left, async {
@@ -594,11 +602,11 @@ impl Bucket {
         match decoded {
             Ok((checksums, payload)) => {
                 let copied = self.slots.copy_from(slot.0 as usize * payload.len(), &payload);
-                copied.expect("slots of a checked layout lie in the arena");
+                copied.expect("slots of a checked layout are inside the arena");
                 Ok(fold(&checksums))
             }
             Err(wrong) => {
-                tracing::warn!(%name, %wrong, "an object is deleted");
+                tracing::warn!(%name, reason = %wrong, "deleting an invalid object");
                 // It is a miss whether or not it can be deleted: then it is met again.
                 let _ = within(self.timeout, self.store.delete(&name)).await;
                 Err(Failure::Gone(wrong.to_string()))
@@ -635,12 +643,12 @@ impl Bucket {
                 continue;
             };
             listing.layouts.insert(block.layout);
-            let Class::Context { until_unix_ms, .. } = block.class else { continue };
-            if until_unix_ms.saturating_add(GRACE_MS) <= now_ms {
+            let Class::Context { expires_unix_ms, .. } = block.class else { continue };
+            if expires_unix_ms.saturating_add(GRACE_MS) <= now_ms {
                 if listing.over.len() < DELETES_MAX {
                     listing.over.push(meta.location);
                 }
-            } else if until_unix_ms > now_ms {
+            } else if expires_unix_ms > now_ms {
                 match listing.blocks.len() < blocks_max {
                     true => listing.blocks.push(block),
                     false => listing.left_out += 1,
@@ -701,7 +709,7 @@ impl Bucket {
     fn name(&self, block: &SsdBlock) -> Result<Path, Failure> {
         self.names
             .of(block)
-            .ok_or_else(|| Failure::Elsewhere("the block is kept for nobody".into()))
+            .ok_or_else(|| Failure::Elsewhere("the block belongs to no context".into()))
     }
 }
 
@@ -726,7 +734,7 @@ async fn within<T>(
         }
         Ok(Err(error)) => Err(Failure::Failed(error.to_string())),
         Err(_) => {
-            Err(Failure::Failed(format!("a request takes longer than {} ms", time.as_millis())))
+            Err(Failure::Failed(format!("a request did not finish within {} ms", time.as_millis())))
         }
     }
 }

@@ -19,41 +19,41 @@ impl std::fmt::Debug for Keys {
     }
 }
 
-/// Where the context cache is also kept, and where every node with the same settings finds it.
+/// The object store tier: contexts are stored in it too, and every node with the same settings finds them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ObjectStore {
-    /// A bucket of an object store that speaks S3's protocol, and what the names of its objects begin with, as
-    /// in "s3://bucket/kvasir". Without it there is no such tier.
+    /// S3 bucket and prefix of the object names, as in "s3://bucket/kvasir". Without it there is no object store
+    /// tier.
     pub url: Option<String>,
-    /// Where the object store is reached, as in `https://minio.example.org:9000`. Without it that is Amazon's
-    /// S3 of the region.
+    /// Endpoint of the object store, as in `https://minio.example.org:9000`. The default is Amazon S3 in `region`.
     pub endpoint: Option<String>,
-    /// The region that requests are signed for.
+    /// Region for which requests are signed.
     pub region: String,
-    /// A file of TOML with `access_key_id`, `secret_access_key` and, if there is one, `session_token`. It is read
-    /// again every minute. Without it they are AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of
-    /// the environment, and without those the ones that the machine gets from the cloud it runs in.
-    pub credentials: Option<PathBuf>,
-    /// Certificates, in PEM, of the authorities that may vouch for an endpoint over TLS. Without it those of the
-    /// host.
-    pub authority: Option<PathBuf>,
-    /// Blocks that are read and sent at once: half of them are for reading.
-    pub requests_max: u32,
-    /// Bytes of those blocks; half of them are for reading. One block of each kind may be larger.
-    pub bytes_in_flight_max: u64,
-    /// A read that takes longer, in milliseconds, is not waited for: requests compute what they lack, and nothing
-    /// is begun with the object store until it answers again.
-    pub timeout_ms: u64,
-    /// Blocks that take longer to send, in milliseconds, are given up for then.
+    /// TOML file with `access_key_id`, `secret_access_key` and optionally `session_token`. It is read again every
+    /// minute. Without it the node uses AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of its
+    /// environment, and without those the credentials that its cloud assigns to the machine.
+    pub credentials_file: Option<PathBuf>,
+    /// CA certificates, in PEM, that verify the endpoint's TLS certificate. The default is the CA certificates of
+    /// the host.
+    pub ca_file: Option<PathBuf>,
+    /// Reads and uploads in flight. Half of them are reserved for reads.
+    pub in_flight_requests_max: u32,
+    /// Bytes of the reads and uploads in flight. Half of them are reserved for reads. One block of each kind may be
+    /// larger.
+    pub in_flight_bytes_max: u64,
+    /// Timeout, in milliseconds, of a read. After it requests recompute their blocks, and the node starts no
+    /// operation until the object store answers again.
+    pub read_timeout_ms: u64,
+    /// Timeout, in milliseconds, of an upload. After it the upload is cancelled.
     pub upload_timeout_ms: u64,
-    /// How often, in milliseconds, this node looks for blocks of other nodes, and deletes those whose time is over.
-    pub list_every_ms: u64,
-    /// Blocks there that are known at once. More are not found, and none is sent.
+    /// Interval, in milliseconds, at which this node lists the objects of other nodes and deletes expired ones.
+    pub list_interval_ms: u64,
+    /// Objects that the node tracks. It does not find further objects and uploads none.
     pub blocks_max: u32,
-    /// Bytes there of one tenant that this node adds when it has no SSD; with one, the SSD's bound counts.
+    /// Bytes of one tenant that a node without an SSD uploads. With an SSD `ssd.tenant_bytes_max` applies.
     pub tenant_bytes_max: u64,
-    /// What `main` has found in the environment.
+    /// Credentials that `main` read from the environment.
     #[serde(skip)]
     #[schemars(skip)]
     pub keys: Option<Keys>,
@@ -65,13 +65,13 @@ impl Default for ObjectStore {
             url: None,
             endpoint: None,
             region: "us-east-1".into(),
-            credentials: None,
-            authority: None,
-            requests_max: 16,
-            bytes_in_flight_max: 128 << 20,
-            timeout_ms: 2_000,
+            credentials_file: None,
+            ca_file: None,
+            in_flight_requests_max: 16,
+            in_flight_bytes_max: 128 << 20,
+            read_timeout_ms: 2_000,
             upload_timeout_ms: 30_000,
-            list_every_ms: 300_000,
+            list_interval_ms: 300_000,
             blocks_max: 262_144,
             tenant_bytes_max: 1 << 30,
             keys: None,
@@ -87,9 +87,7 @@ impl ObjectStore {
     pub fn place(&self) -> Result<Option<(String, String)>, String> {
         let Some(url) = &self.url else { return Ok(None) };
         let wrong = || {
-            format!(
-                "`object_store.url` is {url:?}; it must name a bucket as \"s3://bucket/prefix\""
-            )
+            format!("`object_store.url` is {url:?}; write a bucket as in \"s3://bucket/prefix\"")
         };
         let rest = url.strip_prefix("s3://").ok_or_else(wrong)?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
@@ -107,18 +105,18 @@ impl ObjectStore {
     pub(super) fn check(&self) -> Result<(), String> {
         self.place()?;
         for (name, number) in [
-            ("timeout_ms", self.timeout_ms),
+            ("read_timeout_ms", self.read_timeout_ms),
             ("upload_timeout_ms", self.upload_timeout_ms),
-            ("list_every_ms", self.list_every_ms),
-            ("bytes_in_flight_max", self.bytes_in_flight_max),
+            ("list_interval_ms", self.list_interval_ms),
+            ("in_flight_bytes_max", self.in_flight_bytes_max),
             ("blocks_max", self.blocks_max.into()),
         ] {
             if number == 0 {
-                return Err(format!("`object_store.{name}` must be above zero"));
+                return Err(format!("`object_store.{name}` must be above 0"));
             }
         }
-        if !(2..=1024).contains(&self.requests_max) {
-            return Err("`object_store.requests_max` must be from 2 to 1024".into());
+        if !(2..=1024).contains(&self.in_flight_requests_max) {
+            return Err("`object_store.in_flight_requests_max` must be from 2 to 1024".into());
         }
         match &self.endpoint {
             Some(endpoint)

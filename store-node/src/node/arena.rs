@@ -39,7 +39,7 @@ impl Arena {
         let offset = u64::from(slot.0) * layout.slot_bytes() + run.offset_bytes;
         let mut sum = Checksum::new();
         let added = self.memory.add_to(offset as usize, run.length_bytes as usize, &mut sum);
-        added.expect("slots of a checked layout lie in the arena");
+        added.expect("slots of a checked layout are inside the arena");
         sum.sum()
     }
 

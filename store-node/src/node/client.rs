@@ -130,10 +130,11 @@ impl Client {
 /// What a record of a client says, and its number.
 pub(crate) fn message(record: &[u8]) -> Result<(u64, v1::client_to_node::Message), Broken> {
     let decoded = v1::ClientToNode::decode(record);
-    let decoded = decoded.map_err(|error| Broken(format!("its ring: {error}")))?;
-    let message = decoded.message.ok_or_else(|| Broken("an empty message".into()))?;
+    let decoded = decoded
+        .map_err(|error| Broken(format!("cannot decode a message of the client: {error}")))?;
+    let message = decoded.message.ok_or_else(|| Broken("the message is empty".into()))?;
     if decoded.request >= OWN_NUMBERS {
-        return Err(Broken(format!("a request with the number {}", decoded.request)));
+        return Err(Broken(format!("{} is not a valid request number", decoded.request)));
     }
     Ok((decoded.request, message))
 }

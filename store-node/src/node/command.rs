@@ -58,11 +58,11 @@ pub(crate) enum Command {
     Abort(v1::TxAbortRequest, Reply<v1::TxAbortReply>),
     Renew(v1::RenewRequest, Reply<v1::RenewReply>),
     /// Answered when it is durable.
-    KeepContext(v1::KeepContextRequest, Reply<v1::KeepContextReply>),
+    KeepContext(v1::PersistContextRequest, Reply<v1::PersistContextReply>),
     HoldsContexts(v1::HoldsContextsRequest, Reply<v1::HoldsContextsReply>),
     ListContexts(v1::ListContextsRequest, Reply<v1::ListContextsReply>),
     /// Answered when that is durable.
-    DropContext(v1::DropContextRequest, Reply<v1::DropContextReply>),
+    DropContext(v1::DeleteContextRequest, Reply<v1::DeleteContextReply>),
     /// A hint: answered at once.
     Prefetch(v1::PrefetchRequest, Reply<v1::PrefetchReply>),
     SetRole(v1::SetRoleRequest, Reply<v1::SetRoleReply>),
@@ -133,7 +133,9 @@ impl NodeHandle {
     ) -> Result<T, Refused> {
         let (reply, answer) = oneshot::channel();
         self.tell(command(reply))?;
-        answer.await.unwrap_or_else(|_| Err(Refused::Unavailable("the node is ending".into())))
+        answer
+            .await
+            .unwrap_or_else(|_| Err(Refused::Unavailable("the node is shutting down".into())))
     }
 
     /// # Errors
@@ -147,8 +149,8 @@ impl NodeHandle {
     pub(crate) fn tell(&self, command: Command) -> Result<(), Refused> {
         self.post.command(command).map_err(|not_taken| {
             let why = match not_taken {
-                NotTaken::Busy => "too many calls wait for this node; try again",
-                NotTaken::Ended => "the node is ending",
+                NotTaken::Busy => "too many calls are queued at this node; try again later",
+                NotTaken::Ended => "the node is shutting down",
             };
             Refused::Unavailable(why.into())
         })

@@ -56,11 +56,11 @@ pub(crate) struct Copier {
 }
 
 impl Copier {
-    pub(crate) fn new(runtime: Handle, node: NodeHandle, lease_ms_max: u64) -> Self {
+    pub(crate) fn new(runtime: Handle, node: NodeHandle, lease_max_ms: u64) -> Self {
         Copier {
             runtime,
             node,
-            lease_ms: LEASE_MS.min(lease_ms_max),
+            lease_ms: LEASE_MS.min(lease_max_ms),
             serial: Arc::new(AtomicU64::new(SERIALS_OF_COPIES)),
             clients: HashMap::new(),
         }
@@ -129,7 +129,7 @@ impl Copier {
         let endpoint = Endpoint::from_shared(format!("http://{peer}"));
         let endpoint = endpoint.map_err(|error| CopyError::Refused {
             peer: peer.clone(),
-            why: format!("that is no address: {error}"),
+            why: format!("invalid address: {error}"),
         })?;
         // A lazy connection belongs to the runtime.
         let _entered = self.runtime.enter();
@@ -154,7 +154,7 @@ async fn look_at(peer: Peer, mut client: StoreNodeClient<Channel>, own: &Own) ->
     let node = match timeout(CALL, client.describe(v1::DescribeRequest {})).await {
         Ok(Ok(reply)) => reply.into_inner(),
         Ok(Err(status)) => {
-            tracing::debug!(%peer, %status, "a node that could take blocks does not answer");
+            tracing::debug!(%peer, %status, "a possible target of copies does not answer");
             return None;
         }
         Err(_) => return None,
@@ -171,8 +171,8 @@ fn asked(context: &CopiedContext) -> v1::HeldContext {
         tenant_hash: context.tenant.0,
         namespace: context.namespace.0.to_vec(),
         last_key: context.last.0.to_vec(),
-        until_unix_ms: context.until_unix_ms,
-        copies: context.copies.into(),
+        expires_unix_ms: context.expires_unix_ms,
+        replicas: context.copies.into(),
     }
 }
 
@@ -184,7 +184,7 @@ async fn holds(
     let call = async {
         let reply = timeout(CALL, client?.holds_contexts(request.clone())).await.ok()?;
         let reply = reply.inspect_err(|status| {
-            tracing::debug!(%peer, %status, "a node does not say which contexts it keeps");
+            tracing::debug!(%peer, %status, "cannot query the contexts of a node");
         });
         let v1::HoldsContextsReply { incarnation, holds } = reply.ok()?.into_inner();
         Some(HeldCopies { incarnation, holds })
@@ -222,7 +222,7 @@ impl Job {
                 }
                 CopyStep::Pin { blocks } => self.pin(piece.tx, blocks).await,
                 CopyStep::Push => self.push(&mut piece).await,
-                CopyStep::Commit { good_blocks } => self.commit(piece.tx, good_blocks).await,
+                CopyStep::Commit { valid_blocks } => self.commit(piece.tx, valid_blocks).await,
                 CopyStep::Keep(mark) => self.keep(mark).await,
                 CopyStep::Abort => {
                     self.abort(piece.tx).await;
@@ -257,7 +257,9 @@ impl Job {
         match timeout(CALL, call).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
             Ok(Err(status)) => Err(self.peer_says(&status)),
-            Err(_) => Err(self.peer_says(&Status::deadline_exceeded("no answer in time"))),
+            Err(_) => {
+                Err(self.peer_says(&Status::deadline_exceeded("the node did not answer in time")))
+            }
         }
     }
 
@@ -312,23 +314,23 @@ impl Job {
         loop {
             tokio::select! {
                 pushed = &mut push => {
-                    let good_blocks = pushed.map_err(not_here)?.good_blocks;
-                    return Ok(CopyAnswer::Pushed { good_blocks });
+                    let valid_blocks = pushed.map_err(not_here)?.valid_blocks;
+                    return Ok(CopyAnswer::Pushed { valid_blocks });
                 }
                 () = sleep(Duration::from_millis(self.lease_ms / 3 + 1)) => self.renew(tx).await?,
             }
         }
     }
 
-    async fn commit(&self, tx: TxId, good_blocks: u32) -> Result<CopyAnswer, CopyError> {
+    async fn commit(&self, tx: TxId, valid_blocks: u32) -> Result<CopyAnswer, CopyError> {
         let commit = v1::TxCommitRequest {
             tx: Some(tx.into()),
             side: Side::Prefill.to_wire(),
-            good_blocks,
+            valid_blocks,
             source_lost: false,
         };
         let mut client = self.client.clone();
-        let held_blocks = self.ask_peer(client.tx_commit(commit)).await?.held_blocks;
+        let held_blocks = self.ask_peer(client.tx_commit(commit)).await?.cached_blocks;
         Ok(CopyAnswer::Committed { held_blocks })
     }
 
@@ -340,7 +342,7 @@ impl Job {
         let mut client = self.client.clone();
         let theirs = self.ask_peer(client.renew(request(Side::Prefill))).await?;
         if !theirs.unknown.is_empty() {
-            return Err(self.peer_says(&Status::aborted("it has given the copy up")));
+            return Err(self.peer_says(&Status::aborted("the node aborted the copy")));
         }
         let ours = self.node.ask(|reply| Command::Renew(request(Side::Source), reply)).await;
         match ours {
@@ -360,26 +362,29 @@ impl Job {
         let mut client = self.client.clone();
         let theirs = self.ask_peer(client.tx_abort(request(Side::Prefill))).await;
         if let (Err(refused), Err(error)) = (ours, theirs) {
-            tracing::debug!(%tx, %refused, %error, "a copy ends by its leases");
+            tracing::debug!(
+                %tx, %refused, %error,
+                "cannot abort a copy; it ends when its leases expire"
+            );
         }
     }
 
     /// What was promised here shall be promised there, for as long, and durable.
     async fn keep(&self, kept: Mark) -> Result<CopyAnswer, CopyError> {
-        let request = v1::KeepContextRequest {
+        let request = v1::PersistContextRequest {
             namespace: self.plan.namespace.0.to_vec(),
             keys: BlockKey::concat(&self.plan.keys),
             tenant_hash: kept.tenant.0,
-            until_unix_ms: kept.until_unix_ms,
-            since_unix_ms: kept.since_unix_ms.unwrap_or(0),
-            copies: kept.copies.into(),
+            expires_unix_ms: kept.expires_unix_ms,
+            created_unix_ms: kept.created_unix_ms.unwrap_or(0),
+            replicas: kept.copies.into(),
             // A beginning of it would be another context, which nobody asked for.
             whole: true,
-            ..v1::KeepContextRequest::default()
+            ..v1::PersistContextRequest::default()
         };
         let mut client = self.client.clone();
         // It waits for a disk, and whoever waits for nothing more asks again.
-        let kept_blocks = self.ask_peer(client.keep_context(request)).await?.kept_blocks;
+        let kept_blocks = self.ask_peer(client.persist_context(request)).await?.persisted_blocks;
         Ok(CopyAnswer::Kept { kept_blocks })
     }
 }

@@ -62,7 +62,9 @@ impl Events {
     ) -> Result<(), Refused> {
         self.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
         if self.subscribers.len() >= SUBSCRIBERS_MAX {
-            let why = format!("{SUBSCRIBERS_MAX} subscribe to this node's events, and no more may");
+            let why = format!(
+                "this node's events already have {SUBSCRIBERS_MAX} subscribers, the maximum"
+            );
             return Err(Refused::NoSpace(why));
         }
         let at = if request.incarnation == self.incarnation {

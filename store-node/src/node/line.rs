@@ -60,9 +60,9 @@ pub(crate) enum LineError {
     Control(#[from] ControlError),
     #[error(transparent)]
     Process(#[from] ProcessError),
-    #[error("descriptors could not be passed")]
+    #[error("cannot pass descriptors")]
     Io(#[from] std::io::Error),
-    #[error("the process is not known")]
+    #[error("cannot identify the process")]
     Peer(#[from] rustix::io::Errno),
 }
 
@@ -119,7 +119,7 @@ impl Line {
         }
         match self.inward.pop(&mut self.record) {
             Ok(there) => Ok(there.then_some(&self.record[..])),
-            Err(error) => Err(Broken(format!("its ring: {error}"))),
+            Err(error) => Err(Broken(format!("cannot read the ring of the process: {error}"))),
         }
     }
 
@@ -132,7 +132,7 @@ impl Line {
             return Ok(());
         }
         if self.outbox.len() >= OUTBOX_MAX {
-            return Err(Broken(format!("it has not taken {OUTBOX_MAX} messages")));
+            return Err(Broken(format!("the process did not read {OUTBOX_MAX} messages")));
         }
         self.outbox.push_back(record);
         self.flush()

@@ -77,6 +77,8 @@ impl Session {
 /// What a record of an engine says.
 pub(crate) fn message(record: &[u8]) -> Result<v1::engine_to_node::Message, Broken> {
     let decoded = v1::EngineToNode::decode(record);
-    let message = decoded.map_err(|error| Broken(format!("its ring: {error}")))?.message;
-    message.ok_or_else(|| Broken("an empty message".into()))
+    let message = decoded
+        .map_err(|error| Broken(format!("cannot decode a message of the engine: {error}")))?
+        .message;
+    message.ok_or_else(|| Broken("the message is empty".into()))
 }

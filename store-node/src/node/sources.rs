@@ -32,7 +32,7 @@ impl Sources {
         self.runtime.spawn(async move {
             let silent = |why: &str| Refused::Unavailable(format!("{address}: {why}"));
             let seen = timeout(2 * CONNECT, ask(&address)).await;
-            let seen = seen.unwrap_or_else(|_| Err(silent("it does not answer")));
+            let seen = seen.unwrap_or_else(|_| Err(silent("the node does not answer")));
             tell(&node, || Command::SourceSeen(address.clone(), seen.clone())).await;
         });
     }
@@ -41,7 +41,7 @@ impl Sources {
 async fn ask(address: &str) -> Result<Endpoint, Refused> {
     let silent = |why: String| Refused::Unavailable(format!("{address}: {why}"));
     let to = transport::Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|error| Refused::Invalid(format!("`{address}`: {error}")))?
+        .map_err(|error| Refused::Invalid(format!("invalid address `{address}`: {error}")))?
         .connect_timeout(CONNECT);
     let channel = to.connect().await.map_err(|error| silent(error.to_string()))?;
     let described = StoreNodeClient::new(channel).describe(v1::DescribeRequest {}).await;

@@ -35,11 +35,11 @@ pub(crate) struct Finished {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum StepError {
-    #[error("the plan of step {step} came after that of step {last}")]
+    #[error("the plan of step {step} arrived after the plan of step {last}")]
     Order { step: u32, last: u32 },
     #[error("more than {PLANS_MAX} plans wait for their steps")]
     TooMany,
-    #[error("{got} layers are said to be done; the layout has {layers}")]
+    #[error("{got} layers are reported as done, but the layout has {layers}")]
     Layers { got: u16, layers: u16 },
 }
 

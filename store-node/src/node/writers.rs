@@ -80,12 +80,14 @@ impl Writers {
                 if let Some(idle) = idle {
                     self.cut_off(engine, idle, post);
                 }
-                let why = format!("{WRITERS_MAX} nodes write here; try again");
+                let why = format!(
+                    "{WRITERS_MAX} nodes are already writing to this node; try again later"
+                );
                 return Err(Refused::Unavailable(why));
             }
         }
         let being_cut = || {
-            let why = "the writing node is being cut off; try again";
+            let why = "the writing node is being cut off; try again later";
             Refused::Unavailable(why.into())
         };
         self.writers.open(name).map(Session::grant).ok_or_else(being_cut)
@@ -93,7 +95,7 @@ impl Writers {
 
     fn connect(&self, engine: &TransferEngine, endpoint: &Endpoint) -> Result<Session, Refused> {
         let refused = |error: &dyn std::fmt::Display| {
-            Refused::Precondition(format!("the writing node cannot be used: {error}"))
+            Refused::Precondition(format!("cannot accept writes of the node: {error}"))
         };
         let peer = engine.connect(endpoint).map_err(|error| refused(&error))?;
         let register = |memory: &Arc<SharedMemory>| {
@@ -139,7 +141,7 @@ impl Writers {
             engine.revoke(&session.tails, done()),
         ];
         if let Some(error) = submitted.into_iter().find_map(Result::err) {
-            tracing::warn!(writer = name, %error, "cutting off could not begin; it is tried again");
+            tracing::warn!(writer = name, %error, "cannot begin to cut off a writer; retrying");
             self.writers.cut_done(name, round, false);
         }
     }
@@ -148,7 +150,7 @@ impl Writers {
     /// forgotten, and nothing of it can land any more.
     pub(crate) fn cut_done(&mut self, name: u64, round: CutRound, outcome: Outcome) -> bool {
         if let Err(error) = outcome {
-            tracing::error!(writer = name, %error, "cutting off failed; it is tried again");
+            tracing::error!(writer = name, %error, "cannot cut off a writer; retrying");
         }
         self.writers.cut_done(name, round, outcome.is_ok())
     }

@@ -22,15 +22,17 @@ const ALLOCATIONS_MAX: usize = 4_096;
 pub enum CudaPoolError {
     #[error("field `device_uuid` has {0} bytes; a GPU's UUID has 16")]
     Uuid(usize),
-    #[error("it has {0} allocations; 1 to {ALLOCATIONS_MAX} may be")]
+    #[error("the pool has {0} allocations; it must have 1 to {ALLOCATIONS_MAX}")]
     Allocations(usize),
-    #[error("the handle of allocation {at} has {bytes} bytes; `cuIpcGetMemHandle` makes 64")]
+    #[error(
+        "the handle of allocation {at} has {bytes} bytes; a handle of `cuIpcGetMemHandle` has 64"
+    )]
     Handle { at: usize, bytes: usize },
     #[error("allocations {one} and {other} are the same: describe each once")]
     Twice { one: usize, other: usize },
-    #[error("allocation {at} has {there} bytes, and {described} are described")]
+    #[error("allocation {at} has {there} bytes, but {described} are described")]
     Smaller { at: usize, there: u64, described: u64 },
-    #[error("the pages of run {run} do not all lie in one allocation")]
+    #[error("the pages of run {run} are not all in one allocation")]
     Across { run: usize },
     #[error("allocation {at}: {source}")]
     Open {
@@ -76,7 +78,7 @@ impl Slots {
                 .inspect_err(|error| {
                     tracing::warn!(
                         %error,
-                        "the slots are not registered with the GPU's driver: copies are slower"
+                        "cannot register the slots with the GPU's driver; copies are slower"
                     );
                 })
                 .ok();
@@ -188,7 +190,7 @@ impl CudaMemory {
             gpu = device.name(),
             bytes = described.bytes(),
             registered,
-            "a pool in a GPU's memory is open"
+            "opened a pool in GPU memory"
         );
         Ok(CudaMemory { stream, allocations, _slots: Arc::clone(slots) })
     }

@@ -59,16 +59,16 @@ impl Pool {
 pub enum PoolError {
     #[error("field `pool.memory` is missing")]
     NoMemory,
-    #[error("the pool: {0}")]
+    #[error("invalid pool: {0}")]
     Layout(#[from] PoolLayoutError),
     #[error(
-        "a pool of {bytes} bytes is more than is left of the {bytes_max} that this node gives to pools: make it \
-         smaller, wait until another engine has left, or set `pool_bytes_max` higher"
+        "a pool of {bytes} bytes exceeds the rest of the {bytes_max} bytes that this node allows \
+         for pools: make it smaller, stop another engine, or raise `engine_pool_bytes_max`"
     )]
     TooLarge { bytes: u64, bytes_max: u64 },
-    #[error("the memory of the pool is not to be had: {0}")]
+    #[error("cannot allocate the memory of the pool: {0}")]
     Memory(#[from] MemoryError),
-    #[error("the pool in a GPU's memory: {0}")]
+    #[error("invalid pool in GPU memory: {0}")]
     Cuda(#[from] CudaPoolError),
 }
 

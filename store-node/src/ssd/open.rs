@@ -52,38 +52,40 @@ pub(crate) fn open_disk(config: &Ssd, slots: &Slots) -> Result<Opened, String> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             return Err(format!(
-                "{} is in use by another process: each node needs an `ssd.dir` of its own",
+                "{} is in use by another process: each node needs its own `ssd.dir`",
                 path.display()
             ));
         }
         Err(TryLockError::Error(error)) => return Err(failed(error)),
     }
     let held = file.metadata().map_err(failed)?.len();
-    if held > config.bytes {
+    if held > config.capacity_bytes {
         return Err(format!(
-            "{} has {held} bytes, and `ssd.bytes` is {}: set it to as many, or remove the file with \
-             all that it holds",
+            "{} has {held} bytes, but `ssd.capacity_bytes` is {}: set it to the size of the file, \
+             or remove the file and its contents",
             path.display(),
-            config.bytes
+            config.capacity_bytes
         ));
     }
-    if held < config.bytes {
-        lengthen(&file, config.bytes).map_err(failed)?;
+    if held < config.capacity_bytes {
+        lengthen(&file, config.capacity_bytes).map_err(failed)?;
     }
-    let plain = |file| Box::new(PlainDisk::new(file, config.bytes, slots.clone()));
+    let plain = |file| Box::new(PlainDisk::new(file, config.capacity_bytes, slots.clone()));
     let alignment = if is_direct { alignment(&file) } else { Alignment::NONE };
     let (disk, how): (Box<dyn Disk + Send>, _) = match config.io {
         SsdIo::Plain => (plain(file), "plain calls"),
-        SsdIo::Auto => match UringDisk::new(file, config.bytes, slots.clone(), alignment) {
-            Ok(disk) if is_direct => (Box::new(disk), "io_uring with O_DIRECT"),
-            Ok(disk) => (Box::new(disk), "io_uring"),
-            Err((file, error)) => {
-                tracing::warn!(%error, "no io_uring here; the SSD is used by plain calls");
-                (plain(file), "plain calls")
+        SsdIo::Auto => {
+            match UringDisk::new(file, config.capacity_bytes, slots.clone(), alignment) {
+                Ok(disk) if is_direct => (Box::new(disk), "io_uring with O_DIRECT"),
+                Ok(disk) => (Box::new(disk), "io_uring"),
+                Err((file, error)) => {
+                    tracing::warn!(%error, "io_uring is not available; using plain calls for the SSD");
+                    (plain(file), "plain calls")
+                }
             }
-        },
+        }
     };
-    let disk = match &config.faults {
+    let disk = match &config.faults_file {
         Some(faults) => Box::new(FaultyDisk::new(disk, faults.clone(), slots.clone())),
         None => disk,
     };
@@ -131,7 +133,7 @@ pub(crate) fn open_index(dir: &Path) -> Box<dyn KeyIndex> {
     match SledIndex::open(&dir.join(INDEX_DIR)) {
         Ok(index) => Box::new(index),
         Err(error) => {
-            tracing::error!(%error, "the key index is kept in memory alone");
+            tracing::error!(%error, "cannot open the key index; keeping it in memory only");
             Box::new(MemoryIndex::default())
         }
     }
@@ -141,7 +143,7 @@ pub(crate) fn open_index(dir: &Path) -> Box<dyn KeyIndex> {
 pub(crate) fn drop_index(dir: &Path) {
     let index = dir.join(INDEX_DIR);
     if let Err(error) = std::fs::remove_dir_all(&index) {
-        tracing::warn!(%error, dir = %index.display(), "the key index cannot be removed");
+        tracing::warn!(%error, dir = %index.display(), "cannot remove the key index");
     }
 }
 
@@ -223,7 +225,7 @@ mod tests {
     }
 
     fn config(dir: &Path, io: SsdIo) -> Ssd {
-        Ssd { dir: Some(dir.to_owned()), bytes: DISK_BYTES, io, ..Ssd::default() }
+        Ssd { dir: Some(dir.to_owned()), capacity_bytes: DISK_BYTES, io, ..Ssd::default() }
     }
 
     #[test]
@@ -234,7 +236,7 @@ mod tests {
         for io in [SsdIo::Auto, SsdIo::Plain] {
             let opened = open_disk(&config(dir.path(), io), &slots).expect("a disk");
             let error = open_disk(&config(dir.path(), io), &slots).expect_err("it is taken");
-            assert!(error.contains("an `ssd.dir` of its own"), "{error}");
+            assert!(error.contains("each node needs its own `ssd.dir`"), "{error}");
             drop(opened);
         }
     }

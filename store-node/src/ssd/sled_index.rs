@@ -30,7 +30,10 @@ impl SledIndex {
         match try_open(dir) {
             Ok(index) => Ok(index),
             Err(error) => {
-                tracing::warn!(%error, dir = %dir.display(), "the key index is made anew");
+                tracing::warn!(
+                    %error, dir = %dir.display(),
+                    "cannot open the key index; creating a new one"
+                );
                 std::fs::remove_dir_all(dir).map_err(|error| IndexError(error.to_string()))?;
                 try_open(dir)
             }
@@ -42,7 +45,7 @@ impl SledIndex {
 fn try_open(dir: &Path) -> Result<SledIndex, IndexError> {
     let config = sled::Config::new().path(dir).cache_capacity(CACHE_BYTES);
     let opened = std::thread::spawn(move || config.open()).join();
-    let opened = opened.map_err(|_| IndexError("it panicked when it was opened".into()))?;
+    let opened = opened.map_err(|_| IndexError("sled panicked when it opened the index".into()))?;
     Ok(SledIndex { tree: opened.map_err(failed)? })
 }
 
@@ -76,12 +79,12 @@ fn decode(value: &[u8]) -> Result<Location, IndexError> {
 }
 
 fn key_of(key: &[u8]) -> Result<BlockKey, IndexError> {
-    key.try_into().map(BlockKey).map_err(|_| IndexError("a key has not 16 bytes".into()))
+    key.try_into().map(BlockKey).map_err(|_| IndexError("a key does not have 16 bytes".into()))
 }
 
 /// One call of sled. What it finds in its files may make it panic; the index is thrown away then as when it fails.
 fn guarded<T>(call: impl FnOnce() -> Result<T, IndexError>) -> Result<T, IndexError> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(IndexError("it panicked".into())))
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err(IndexError("sled panicked".into())))
 }
 
 impl KeyIndex for SledIndex {
@@ -192,7 +195,7 @@ mod tests {
     #[test]
     fn one_that_panics_has_failed() {
         let failed: Result<(), IndexError> = guarded(|| panic!("a page that is none"));
-        assert_eq!(failed, Err(IndexError("it panicked".into())));
+        assert_eq!(failed, Err(IndexError("sled panicked".into())));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use kvasir_log::Span;
 use kvasir_transfer::Checksum;
 use kvasir_transfer::memory::SharedMemory;
 
-const WITHIN: &str = "slots of a checked layout lie in the arena";
+const WITHIN: &str = "slots of a checked layout are inside the arena";
 
 /// See the module.
 #[derive(Debug, Clone)]

@@ -40,7 +40,7 @@ const IDLE_WAIT: Duration = Duration::from_millis(250);
 const RETRY_WAIT: Duration = Duration::from_secs(1);
 /// A disk that answers nothing for so long while the log is recovered hangs.
 const PATIENCE: Duration = Duration::from_secs(10);
-const INDEX_FAILED: &str = "the key index has failed";
+const INDEX_FAILED: &str = "the key index failed";
 /// How often counts are reported.
 const COUNTS_EVERY: Duration = Duration::from_millis(250);
 
@@ -220,7 +220,7 @@ impl Thread {
                 }
                 Err(why) => why,
             };
-            tracing::error!(%why, "the SSD cannot be used; it is tried again");
+            tracing::error!(reason = %why, "cannot use the SSD; retrying");
             (self.report)(Report::Down { why });
             if self.refuse_for(RETRY_WAIT).is_err() {
                 return;
@@ -240,13 +240,13 @@ impl Thread {
         };
         let mut recovered = recover(&mut *disk, open_index(&dir), &options);
         if let Err(RecoverError::Index(error)) = &recovered {
-            tracing::warn!(%error, "the key index is thrown away");
+            tracing::warn!(%error, "the key index failed; discarding it");
             drop_index(&dir);
             recovered = recover(&mut *disk, open_index(&dir), &options);
         }
         let found = recovered.map_err(|error| match error {
             RecoverError::Foreign => {
-                format!("the file in {} is no log of this program; move it away", dir.display())
+                format!("the file in {} is not a Kvasir SSD log; move it away", dir.display())
             }
             other => other.to_string(),
         })?;
@@ -258,8 +258,8 @@ impl Thread {
         if found.unreadable_segments > 0 {
             tracing::warn!(
                 dir = %dir.display(), segments = found.unreadable_segments,
-                "segments of the SSD cannot be read whole: a part of what they hold is missing, and they are left \
-                 as they are until the next start"
+                "some segments of the SSD cannot be read completely: some of their blocks are \
+                 missing, and the segments stay unchanged until the next start"
             );
         }
         let extent_bytes_max = (found.log.extent_pages_max() * kvasir_log::PAGE_BYTES) as u64;
@@ -494,8 +494,8 @@ impl<'a> Serving<'a> {
                                 let unread = self.log.unread_segments();
                                 let why = || {
                                     format!(
-                                        "there is no room: {unread} segments of the log cannot be \
-                                         read, so that none is gained there"
+                                        "there is no space: {unread} segments of the log cannot be \
+                                         read, so their space cannot be reclaimed"
                                     )
                                 };
                                 (Err(SinkError::Failed), (unread > 0).then(why))
@@ -750,6 +750,6 @@ mod tests {
         let mut rest: Vec<u64> = rest.collect();
         rest.sort_unstable();
         assert_eq!(rest, (1..=last).filter(|rise| *rise != refused).collect::<Vec<u64>>());
-        assert!(serves.join().expect("no panic"), "it is begun anew");
+        assert!(serves.join().expect("no panic"), "the thread restarts the log");
     }
 }

@@ -259,9 +259,7 @@ impl Disk for UringDisk {
         // SAFETY: buffers and the list of parts are owned by `under_way` until the kernel has reported the end (or for
         // ever, see `drop`), and nothing else has access to them; slots as above. The file is open as long.
         let pushed = unsafe { self.ring.0.submission().push(&entry) };
-        pushed.expect(
-            "the queue holds as many as the depth, and the kernel takes what it is told of",
-        );
+        pushed.expect("the queue has `depth` entries, and the kernel takes submitted entries");
         self.untold += 1;
         if self.untold >= TOGETHER {
             self.tell();

@@ -34,7 +34,7 @@ pub(crate) fn engine_options(attach_dir: &Path, layout: SlotLayout) -> AttachOpt
         },
         layout,
         grpc_address: "127.0.0.1:1".into(),
-        max_running: 4,
+        running_requests_max: 4,
         pool: None,
     }
 }

@@ -26,10 +26,10 @@ pub(crate) fn node_config(dir: &Path, domain: Domain) -> Config {
         listen: "127.0.0.1:0".parse().expect("an address"),
         transfer_listen: "127.0.0.1:0".parse().expect("an address"),
         attach_dir: dir.join("attach"),
-        arena_bytes: 64 * 4096,
+        dram_bytes: 64 * 4096,
         tail_bytes: 1 << 20,
-        domain,
-        drain_ms: 500,
+        transport: domain,
+        drain_timeout_ms: 500,
         ..Config::default()
     }
 }
@@ -99,13 +99,13 @@ impl TestNode {
     pub(crate) async fn commit(
         &mut self,
         share: Share,
-        good_blocks: u32,
+        valid_blocks: u32,
         source_lost: bool,
     ) -> Result<v1::TxCommitReply, tonic::Status> {
         let request = v1::TxCommitRequest {
             tx: Some(share.tx.into()),
             side: share.side.to_wire(),
-            good_blocks,
+            valid_blocks,
             source_lost,
         };
         self.client.tx_commit(request).await.map(tonic::Response::into_inner)
@@ -126,7 +126,7 @@ impl TestNode {
         self.client.renew(request).await.expect("an answer").into_inner().unknown.is_empty()
     }
 
-    pub(crate) async fn blocks(&mut self, keys: &[BlockKey]) -> Vec<v1::BlockPlace> {
+    pub(crate) async fn blocks(&mut self, keys: &[BlockKey]) -> Vec<v1::BlockLocation> {
         let request = v1::ListBlocksRequest { keys: BlockKey::concat(keys) };
         self.client.list_blocks(request).await.expect("an answer").into_inner().blocks
     }
@@ -178,11 +178,11 @@ impl TestNode {
     pub(crate) async fn is_quiet(&self) {
         let held = [
             "shares",
-            "shares_ending",
+            "shares_aborting",
             "pins",
-            "tail_bytes",
+            "tail_used_bytes",
             "slots{state=\"allocated\"}",
-            "slots{state=\"leaving\"}",
+            "slots{state=\"releasing\"}",
             "slots{state=\"quarantined\"}",
         ];
         let mut left = Vec::new();

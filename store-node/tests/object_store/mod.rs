@@ -49,7 +49,7 @@ impl Tiered {
         let mut tiered = Tiered::start(s3, |config| {
             config.ssd.dir = Some(dir);
             config.ssd.segment_bytes = 128 << 10;
-            config.ssd.bytes = 64 * (128 << 10) + 8192;
+            config.ssd.capacity_bytes = 64 * (128 << 10) + 8192;
         })
         .await;
         tiered.says("object store: ready").await;
@@ -76,15 +76,15 @@ impl Tiered {
     }
 
     async fn keep(&mut self, prompt: &[u32], ttl_ms: u64) -> Result<u32, tonic::Code> {
-        let request = v1::KeepContextRequest {
+        let request = v1::PersistContextRequest {
             namespace: namespace().0.to_vec(),
             keys: BlockKey::concat(&chain(prompt)),
             tenant: "tenant".into(),
             ttl_ms,
-            ..v1::KeepContextRequest::default()
+            ..v1::PersistContextRequest::default()
         };
-        let kept = self.node.client.keep_context(request).await;
-        kept.map(|reply| reply.into_inner().kept_blocks).map_err(|status| status.code())
+        let kept = self.node.client.persist_context(request).await;
+        kept.map(|reply| reply.into_inner().persisted_blocks).map_err(|status| status.code())
     }
 
     /// Last keys of the tenant's contexts, and until when each is kept.
@@ -94,28 +94,31 @@ impl Tiered {
             ..v1::ListContextsRequest::default()
         };
         let page = self.node.client.list_contexts(request).await.expect("a list").into_inner();
-        page.contexts.into_iter().map(|context| (context.last_key, context.until_unix_ms)).collect()
+        page.contexts
+            .into_iter()
+            .map(|context| (context.last_key, context.expires_unix_ms))
+            .collect()
     }
 
     async fn extend(&mut self, prompt: &[u32], ttl_ms: u64) -> Result<u64, tonic::Code> {
-        let request = v1::KeepContextRequest {
+        let request = v1::PersistContextRequest {
             namespace: namespace().0.to_vec(),
             last_key: last(prompt),
             tenant: "tenant".into(),
             ttl_ms,
-            ..v1::KeepContextRequest::default()
+            ..v1::PersistContextRequest::default()
         };
-        let kept = self.node.client.keep_context(request).await;
-        kept.map(|reply| reply.into_inner().until_unix_ms).map_err(|status| status.code())
+        let kept = self.node.client.persist_context(request).await;
+        kept.map(|reply| reply.into_inner().expires_unix_ms).map_err(|status| status.code())
     }
 
-    async fn drop_context(&mut self, prompt: &[u32]) -> Result<(), tonic::Code> {
-        let request = v1::DropContextRequest {
+    async fn delete_context(&mut self, prompt: &[u32]) -> Result<(), tonic::Code> {
+        let request = v1::DeleteContextRequest {
             tenant: "tenant".into(),
             namespace: namespace().0.to_vec(),
             last_key: last(prompt),
         };
-        let dropped = self.node.client.drop_context(request).await;
+        let dropped = self.node.client.delete_context(request).await;
         dropped.map(|_| ()).map_err(|status| status.code())
     }
 
@@ -129,17 +132,17 @@ impl Tiered {
     }
 
     async fn counts(&self, event: &str, least: f64) {
-        let name = format!("core_events_total{{event=\"{event}\"}}");
+        let name = format!("block_events_total{{event=\"{event}\"}}");
         until(&name, async || (self.node.metric(&name).await >= least).then_some(())).await;
     }
 
     async fn event(&self, event: &str) -> f64 {
-        self.node.metric(&format!("core_events_total{{event=\"{event}\"}}")).await
+        self.node.metric(&format!("block_events_total{{event=\"{event}\"}}")).await
     }
 
     /// So many blocks are known to be in the object store.
     async fn knows(&self, blocks: f64) {
-        self.node.shows("object_store{of=\"blocks\"}", blocks).await;
+        self.node.shows("object_store_blocks{state=\"stored\"}", blocks).await;
     }
 }
 
@@ -189,7 +192,7 @@ async fn what_an_ssd_keeps_already_is_sent_also_before_an_engine_comes() {
         config.object_store = s3.settings();
         config.ssd.dir = Some(dir.path().to_owned());
         config.ssd.segment_bytes = 128 << 10;
-        config.ssd.bytes = 64 * (128 << 10) + 8192;
+        config.ssd.capacity_bytes = 64 * (128 << 10) + 8192;
     };
     let node = TestNode::start_with(Domain::Shm, on_ssd).await;
     let engine = FakeEngine::attach(&node).await;
@@ -272,8 +275,8 @@ async fn contexts_are_found_extended_and_dropped_where_there_is_no_ssd() {
     assert_eq!(second.contexts().await, both);
     // An earlier time for one, and no more for the other: whoever starts later finds it so.
     let until = second.extend(short, 100_000).await.expect("it is there");
-    assert_eq!(second.drop_context(&long).await, Ok(()));
-    assert_eq!(second.drop_context(&long).await, Err(tonic::Code::NotFound));
+    assert_eq!(second.delete_context(&long).await, Ok(()));
+    assert_eq!(second.delete_context(&long).await, Err(tonic::Code::NotFound));
     assert_eq!(second.contexts().await, [(last(short), until)]);
     let mut third = Tiered::ready(&s3).await;
     assert_eq!(third.contexts().await, [(last(short), until)]);
@@ -298,7 +301,7 @@ async fn a_context_that_is_dropped_from_an_ssd_is_not_found_in_the_object_store_
     keeper.knows(3.0).await;
     let mut other = Tiered::ready(&s3).await;
     assert_eq!(other.contexts().await.len(), 1);
-    until("nothing of it is being sent", async || match keeper.drop_context(&kept).await {
+    until("nothing of it is being sent", async || match keeper.delete_context(&kept).await {
         Ok(()) => Some(()),
         Err(tonic::Code::Unavailable) => None,
         Err(other) => panic!("{other:?}"),
@@ -316,7 +319,7 @@ async fn a_context_that_is_dropped_from_an_ssd_is_not_found_in_the_object_store_
     keeper.knows(3.0).await;
     s3.set(Mode::Fails);
     keeper.says("object store: failed").await;
-    let dropped = keeper.drop_context(&kept).await;
+    let dropped = keeper.delete_context(&kept).await;
     assert_eq!(dropped, Err(tonic::Code::Unavailable));
 }
 
@@ -340,7 +343,7 @@ async fn objects_that_are_wrong_or_missing_are_misses_and_deleted() {
     s3.put(&rotten, bytes);
     let mut other = Tiered::ready(&s3).await;
     assert_eq!(other.prefill(&kept).await, 2 * BLOCK_TOKENS);
-    assert_eq!(other.node.metric("object_store_wrong_total").await, 1.0);
+    assert_eq!(other.node.metric("object_store_invalid_objects_total").await, 1.0);
     assert_eq!(s3.get(&rotten), None);
 
     // The second one is the first one, under its name.
@@ -351,7 +354,8 @@ async fn objects_that_are_wrong_or_missing_are_misses_and_deleted() {
     assert_eq!(s3.get(&second), None);
 
     // The first one goes after it was listed.
-    let mut other = Tiered::start(&s3, |config| config.object_store.list_every_ms = 600_000).await;
+    let mut other =
+        Tiered::start(&s3, |config| config.object_store.list_interval_ms = 600_000).await;
     other.says("object store: ready").await;
     s3.remove(&first);
     assert_eq!(other.prefill(&kept).await, 0);
@@ -371,11 +375,12 @@ async fn blocks_of_another_namespace_are_not_served() {
         namespace.0.iter().map(|byte| format!("{byte:02x}")).collect()
     };
     let theirs = kvasir_proto::keys::namespace(b"model", "f32", "another tenant", "");
-    let mut other = Tiered::start(&s3, |config| config.object_store.list_every_ms = 600_000).await;
+    let mut other =
+        Tiered::start(&s3, |config| config.object_store.list_interval_ms = 600_000).await;
     other.says("object store: ready").await;
     // Whoever knows the keys and not the namespace.
     let request = v1::TxAllocateRequest { namespace: theirs.0.to_vec(), ..allocate(P(1), &kept) };
-    assert_eq!(other.node.allocate(request.clone()).await.expect("allocated").held_blocks, 0);
+    assert_eq!(other.node.allocate(request.clone()).await.expect("allocated").cached_blocks, 0);
     other.node.abort(P(1)).await;
 
     // Whoever gives the objects names of another namespace.
@@ -387,7 +392,7 @@ async fn blocks_of_another_namespace_are_not_served() {
     let mut other = Tiered::ready(&s3).await;
     other.knows(2.0).await;
     let allocated = other.node.allocate(request).await.expect("allocated");
-    assert!(allocated.held_blocks > 0, "a list is believed until an object is read");
+    assert!(allocated.cached_blocks > 0, "a list is believed until an object is read");
     let bound = other.engine.bind(P(1)).await;
     assert_eq!(bound.cached_tokens, 0);
     assert_eq!(other.event("downloaded").await, 0.0);
@@ -404,7 +409,8 @@ async fn goes_bad_and_good(mode: Mode) {
     keeper.prefill(&kept).await;
     assert_eq!(keeper.keep(&kept, 600_000).await, Ok(3));
 
-    let mut other = Tiered::start(&s3, |config| config.object_store.list_every_ms = 600_000).await;
+    let mut other =
+        Tiered::start(&s3, |config| config.object_store.list_interval_ms = 600_000).await;
     other.says("object store: ready").await;
     s3.set(mode);
     assert_eq!(other.prefill(&kept).await, 0, "it computes what it cannot get");
@@ -413,7 +419,7 @@ async fn goes_bad_and_good(mode: Mode) {
     assert_eq!(other.keep(&kept, 900_000).await, Err(tonic::Code::FailedPrecondition));
     // Nothing is tried meanwhile: a hit would have to be waited for.
     let allocated = other.node.allocate(allocate(P(1), &prompt(1, 3 * BLOCK_TOKENS))).await;
-    assert_eq!(allocated.expect("allocated").held_blocks, 2, "of what is in memory by now");
+    assert_eq!(allocated.expect("allocated").cached_blocks, 2, "of what is in memory by now");
     other.node.abort(P(1)).await;
 
     s3.set(Mode::Good);
@@ -442,7 +448,8 @@ async fn a_bucket_that_is_not_there_costs_time_and_no_block() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_kept_for_longer_is_not_lost_when_the_bucket_is_not_there() {
     let s3 = S3::start().await;
-    let mut keeper = Tiered::start(&s3, |config| config.object_store.list_every_ms = 600_000).await;
+    let mut keeper =
+        Tiered::start(&s3, |config| config.object_store.list_interval_ms = 600_000).await;
     keeper.says("object store: ready").await;
     let kept = prompt(1, 3 * BLOCK_TOKENS + 9);
     keeper.prefill(&kept).await;
@@ -463,7 +470,8 @@ async fn what_is_kept_for_longer_is_not_lost_when_the_bucket_is_not_there() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_context_is_not_dropped_before_its_former_name_is_gone() {
     let s3 = S3::start().await;
-    let mut keeper = Tiered::start(&s3, |config| config.object_store.list_every_ms = 600_000).await;
+    let mut keeper =
+        Tiered::start(&s3, |config| config.object_store.list_interval_ms = 600_000).await;
     keeper.says("object store: ready").await;
     let kept = prompt(1, 3 * BLOCK_TOKENS + 9);
     let longer = prompt(1, 2 * BLOCK_TOKENS + 9);
@@ -471,10 +479,10 @@ async fn a_context_is_not_dropped_before_its_former_name_is_gone() {
     assert_eq!(keeper.keep(&kept, 600_000).await, Ok(3));
     assert_eq!(keeper.keep(&longer, 900_000).await, Ok(2));
     s3.set(Mode::NoBucketSoon);
-    assert_eq!(keeper.drop_context(&longer).await, Err(tonic::Code::Unavailable));
+    assert_eq!(keeper.delete_context(&longer).await, Err(tonic::Code::Unavailable));
     s3.set(Mode::Good);
     keeper.says("object store: ready").await;
-    assert_eq!(keeper.drop_context(&longer).await, Ok(()));
+    assert_eq!(keeper.delete_context(&longer).await, Ok(()));
     let mut other = Tiered::ready(&s3).await;
     other.knows(3.0).await;
     let contexts = other.contexts().await;
@@ -512,7 +520,7 @@ async fn what_nobody_wants_any_more_is_deleted_whoever_sent_it() {
     }
     until("it is deleted", async || s3.get(&over).is_none().then_some(())).await;
     assert!(foreign.iter().chain(&good).all(|name| s3.get(name).is_some()));
-    node.node.shows("object_store_listed{of=\"foreign\"}", 1.0).await;
+    node.node.shows("object_store_listed_objects{kind=\"foreign\"}", 1.0).await;
     node.knows(2.0).await;
 
     // Of one whose time is over now nothing is served any more.

@@ -82,9 +82,9 @@ impl S3 {
             url: Some(format!("s3://{BUCKET}/kv/cache")),
             endpoint: Some(format!("http://{}", self.address)),
             region: REGION.into(),
-            timeout_ms: 400,
+            read_timeout_ms: 400,
             upload_timeout_ms: 2_000,
-            list_every_ms: 50,
+            list_interval_ms: 50,
             keys: Some(Keys {
                 access_key_id: KEY_ID.into(),
                 secret_access_key: SECRET.into(),

@@ -41,8 +41,8 @@ pub enum Term {
     },
     /// As another node has promised it.
     Until {
-        until_unix_ms: u64,
-        since_unix_ms: Option<u64>,
+        expires_unix_ms: u64,
+        created_unix_ms: Option<u64>,
     },
 }
 
@@ -56,7 +56,7 @@ pub enum Call {
     },
     Commit {
         share: Share,
-        good_blocks: u32,
+        valid_blocks: u32,
         source_lost: bool,
     },
     Abort {
@@ -152,7 +152,7 @@ pub enum Reply {
     },
     /// Source side: pages that landed intact.
     Pushed {
-        good_blocks: u32,
+        valid_blocks: u32,
     },
     Committed {
         held_blocks: u32,

@@ -237,7 +237,7 @@ impl Conductor {
         let asked = PlaceRequest {
             model: ModelIndex(0),
             prompt_tokens: plan.prompt.len() as u32,
-            max_tokens: plan.answer_tokens,
+            max_tokens: plan.generated_tokens,
             objectives: Objectives::NONE,
             exclude: &[],
             tie_seed: context.chance("tie", plan.id, 0).draw(),
@@ -404,11 +404,11 @@ impl Conductor {
                 }
             }
             (What::Fetch, reply) => {
-                let good_blocks = match reply {
-                    Reply::Pushed { good_blocks } => Some(good_blocks),
+                let valid_blocks = match reply {
+                    Reply::Pushed { valid_blocks } => Some(valid_blocks),
                     _ => None,
                 };
-                self.fetched(context, serial, good_blocks);
+                self.fetched(context, serial, valid_blocks);
             }
             (What::Start, Reply::Answered { .. }) => self.finish(context, serial),
             (What::Allocate(_) | What::Commit | What::Push | What::Start, Reply::Refused(_)) => {
@@ -471,20 +471,20 @@ impl Conductor {
         self.call(context, serial, to, what, Call::Start { leg });
     }
 
-    fn fetched(&mut self, context: &mut Context, serial: u64, good_blocks: Option<u32>) {
+    fn fetched(&mut self, context: &mut Context, serial: u64, valid_blocks: Option<u32>) {
         let Some(job) = self.jobs.get(&serial) else { return };
         let asked = job.targets.get(&Side::Prefill).map_or(0, |targets| targets.slots.len() as u32);
-        match good_blocks {
+        match valid_blocks {
             Some(good) if good >= asked => {}
             Some(good) => self.settle(context, serial, good, false),
             None => self.settle(context, serial, 0, true),
         }
     }
 
-    fn settle(&mut self, context: &mut Context, serial: u64, good_blocks: u32, source_lost: bool) {
+    fn settle(&mut self, context: &mut Context, serial: u64, valid_blocks: u32, source_lost: bool) {
         let Some(job) = self.jobs.get(&serial) else { return };
         let (to, share) = (job.prefill, job.share(Side::Prefill));
-        let call = Call::Commit { share, good_blocks, source_lost };
+        let call = Call::Commit { share, valid_blocks, source_lost };
         self.call(context, serial, to, What::Commit, call);
     }
 
@@ -621,10 +621,10 @@ fn report(node: &Node, number: NodeIndex, engine: &Engine) -> InstanceReport {
             layout_hash: 1,
             routed: None,
         },
-        max_running: 16,
+        running_requests_max: 16,
         slots_total: counts.slots,
         slots_available: counts.free + counts.evictable,
-        plays: None,
+        current_role: None,
         ssd_reads: SsdReads::default(),
         draining,
         load: ReportedLoad { running, waiting: 0, waiting_prompt_tokens: 0 },

@@ -172,7 +172,7 @@ impl Truth {
         let namespace = request.namespace();
         let mut tokens = request.prompt.clone();
         let mut answer = Vec::new();
-        while answer.len() < request.answer_tokens as usize {
+        while answer.len() < request.generated_tokens as usize {
             let token = next_token(&last_page(namespace, &tokens));
             answer.push(token);
             tokens.push(token);

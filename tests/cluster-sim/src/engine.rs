@@ -493,7 +493,7 @@ fn decode(node: &mut Running, context: &mut Context, (epoch, share): (AttachEpoc
         return;
     }
     task.next_token_us = context.now_us + context.plan.requests[request].token_us;
-    if task.answer.len() >= context.plan.requests[request].answer_tokens as usize {
+    if task.answer.len() >= context.plan.requests[request].generated_tokens as usize {
         let (to, tokens) = (task.leg.reply, task.answer.clone());
         context.see(Seen::Answered { request, tokens: tokens.clone() });
         context.send(&Event::Reply { to, reply: Reply::Answered { tokens } });

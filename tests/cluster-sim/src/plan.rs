@@ -89,7 +89,7 @@ pub struct RequestPlan {
     pub at_us: u64,
     pub tenant: u64,
     pub prompt: Vec<u32>,
-    pub answer_tokens: u32,
+    pub generated_tokens: u32,
     pub ephemeral: bool,
     /// The client goes away after so long.
     pub abort_after_us: Option<u64>,
@@ -652,7 +652,7 @@ pub fn request(seed: u64, id: u64, busy_us: u64, random: &mut Random) -> Request
         at_us: random.between(0, busy_us),
         tenant,
         prompt,
-        answer_tokens: random.between(1, 9) as u32 + if is_long { 6 } else { 0 },
+        generated_tokens: random.between(1, 9) as u32 + if is_long { 6 } else { 0 },
         token_us: if is_long { random.between(20_000, 150_000) } else { 0 },
         ephemeral: random.percent(15),
         abort_after_us: random.percent(20).then(|| random.between(100, 60_000)),

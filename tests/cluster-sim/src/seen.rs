@@ -13,7 +13,7 @@ use crate::content::PageBytes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListedContext {
     pub last: BlockKey,
-    pub until_unix_ms: u64,
+    pub expires_unix_ms: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -364,7 +364,7 @@ pub enum Seen {
     CopiesKept {
         node: usize,
         last: BlockKey,
-        until_unix_ms: u64,
+        expires_unix_ms: u64,
     },
     /// Nothing is under way any more; a prompt as long as the node's memory was asked for.
     AtRest {
@@ -383,14 +383,14 @@ pub enum Seen {
     Kept {
         node: usize,
         keys: Vec<BlockKey>,
-        until_unix_ms: u64,
+        expires_unix_ms: u64,
     },
     /// These blocks shall be kept until then, or as many of the first as there are: it has begun. Of an object that is
     /// in memory, in this version.
     KeepAsked {
         node: usize,
         keys: Vec<BlockKey>,
-        until_unix_ms: u64,
+        expires_unix_ms: u64,
         version: Option<u32>,
     },
     /// What was asked for has ended: so many of the first are kept, or none.
@@ -403,13 +403,13 @@ pub enum Seen {
     ContextAsked {
         node: usize,
         last: BlockKey,
-        until_unix_ms: Option<u64>,
+        expires_unix_ms: Option<u64>,
     },
     /// A tenant was told that a context has this time now, or is no more.
     ContextChanged {
         node: usize,
         last: BlockKey,
-        until_unix_ms: Option<u64>,
+        expires_unix_ms: Option<u64>,
     },
     /// The calendar of a node, what it has on its SSD, and the contexts that it lists.
     OnSsd {

@@ -661,7 +661,7 @@ impl World {
             Fault::DiskSyncsFail(node) => self.disk_fault(node, |faults| faults.syncs_fail = false),
             Fault::DiskLies(node) => self.disk_fault(node, |faults| faults.wrong_one_in = 0),
             Fault::Drain(node) => {
-                self.nodes[node].stop_drain(&mut self.context, &self.network);
+                self.nodes[node].cancel_drain(&mut self.context, &self.network);
             }
             Fault::NodePause(_)
             | Fault::EngineCrash(_)

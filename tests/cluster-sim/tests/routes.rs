@@ -366,7 +366,7 @@ fn report(node: u16, heads: u32) -> InstanceReport {
         node_id: NodeId::from(format!("n{node}").as_str()),
         attachment: (1, 1),
         role: Role::Both,
-        plays: None,
+        current_role: None,
         model: ModelSpec {
             name: Arc::from("a model"),
             fingerprint: [7; 32],
@@ -383,7 +383,7 @@ fn report(node: u16, heads: u32) -> InstanceReport {
                 layers: LAYERS,
             }),
         },
-        max_running: 10,
+        running_requests_max: 10,
         slots_total: 1_000,
         slots_available: 1_000,
         ssd_reads: SsdReads::default(),

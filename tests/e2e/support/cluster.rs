@@ -20,7 +20,7 @@ const READY_WITHIN: Duration = Duration::from_secs(240);
 const METRICS_WITHIN: Duration = Duration::from_secs(10);
 const TAIL_LINES: usize = 40;
 /// A connection that nobody used for so long is not used again. Whoever listens closes idle ones some
-/// day, and a request that is sent just then breaks off; the conductor does after `keep_alive_ms`.
+/// day, and a request that is sent just then breaks off; the conductor does after `keep_alive_timeout_ms`.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
 fn client() -> reqwest::Client {
@@ -41,8 +41,8 @@ pub(crate) struct Cluster {
 fn command(run_dir: &Path, flags: &str) -> Command {
     let mut command = Command::new(KVASIR);
     command.args(["up", "--port", "0", "--run-dir"]).arg(run_dir);
-    if !flags.contains("--arena-bytes") {
-        command.args(["--arena-bytes", "64MiB"]);
+    if !flags.contains("--dram-bytes") {
+        command.args(["--dram-bytes", "64MiB"]);
     }
     command.args(flags.split_whitespace());
     command

@@ -37,7 +37,7 @@ impl Keyed {
         let address = own_address();
         config.insert("listen".into(), address.clone().into());
         config.insert("grpc_listen".into(), own_address().into());
-        config.insert("watch_listen".into(), own_address().into());
+        config.insert("monitor_listen".into(), own_address().into());
         config.insert("api_keys_file".into(), keys_file.to_str().expect("a path").into());
         let file = folder.path().join("conductor.toml");
         std::fs::write(&file, config.to_string()).expect("written");

@@ -61,7 +61,8 @@ pub(crate) async fn hears_of(cluster: &cluster::Cluster, blocks: f64) {
 /// Kills a store node, so that all it held is lost, and waits until its successor is at work.
 pub(crate) async fn lose_cache(cluster: &cluster::Cluster, node: &str) {
     let of_conductor = async |metric: &str| cluster.sum("conductor", metric, &[]).await;
-    let (losses, warm) = ("kvasir_conductor_node_losses_total", "kvasir_conductor_nodes_warm");
+    let (losses, warm) =
+        ("kvasir_conductor_node_disconnects_total", "kvasir_conductor_nodes_synced");
     let instances = "kvasir_conductor_instances";
     let lost_before = of_conductor(losses).await;
     let (warm_before, instances_before) = (of_conductor(warm).await, of_conductor(instances).await);

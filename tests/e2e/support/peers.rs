@@ -87,7 +87,7 @@ impl Peer {
             keys: BlockKey::concat(&keys[range]),
             prompt_tokens: ask.prompt.len() as u32 - blocks.start * BLOCK_TOKENS as u32,
             lease_ms: ask.lease_ms,
-            answer_tokens_max: ask.max_tokens,
+            generated_tokens_max: ask.max_tokens,
             ..v1::TxAllocateRequest::default()
         }
     }
@@ -107,7 +107,7 @@ impl Peer {
     ) -> Result<Streaming<v1::GenerateEvent>, Status> {
         let request = v1::GenerateRequest {
             tx: ask.tx(),
-            leg: v1::Leg::Whole.into(),
+            phase: v1::Phase::Full.into(),
             request_id: format!("request {}", ask.serial),
             prompt: ask.prompt.clone(),
             sampling: Some(v1::SamplingParams {
@@ -138,7 +138,7 @@ impl Peer {
             fetch_until_block: until,
             ..source.allocation(ask, v1::Side::Source, 0..until)
         };
-        assert_eq!(source.allocate(wanted).await.held_blocks, until, "it has the prefix");
+        assert_eq!(source.allocate(wanted).await.cached_blocks, until, "it has the prefix");
         let wanted = v1::TxAllocateRequest {
             fetch_until_block: until,
             writer_endpoint: source.endpoint.clone(),
@@ -147,7 +147,7 @@ impl Peer {
         let targets = self.allocate(wanted).await.targets;
         let push = v1::TxPushRequest { tx: ask.tx(), side: v1::Side::Source.into(), targets };
         let pushed = source.node.clone().tx_push(push).await.expect("it is pushed").into_inner();
-        assert_eq!(pushed.good_blocks, until);
+        assert_eq!(pushed.valid_blocks, until);
         tokens(self.call(ask, Vec::new()).await.expect("it is taken"), async || ()).await
     }
 
@@ -166,7 +166,7 @@ impl Peer {
                 prompt_tokens: end * BLOCK_TOKENS as u32,
                 ..holder.allocation(ask, v1::Side::Source, 0..end)
             };
-            assert_eq!(holder.allocate(wanted).await.held_blocks, end, "it has the prefix");
+            assert_eq!(holder.allocate(wanted).await.cached_blocks, end, "it has the prefix");
             spans.push(v1::RoutedSpan {
                 node: holder.node_address.clone(),
                 tx: ask.tx(),

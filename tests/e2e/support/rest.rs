@@ -13,17 +13,18 @@ const OF_NODES: [Gauge; 11] = [
     ("kvasir_store_slots", &[("state", "leaving")]),
     ("kvasir_store_slots", &[("state", "quarantined")]),
     ("kvasir_store_shares", &[]),
-    ("kvasir_store_shares_ending", &[]),
-    ("kvasir_store_quarantine_oldest_seconds", &[]),
+    ("kvasir_store_shares_aborting", &[]),
+    ("kvasir_store_quarantine_oldest_age_seconds", &[]),
     ("kvasir_store_pins", &[]),
-    ("kvasir_store_tail_bytes", &[]),
+    ("kvasir_store_tail_used_bytes", &[]),
     ("kvasir_transfer_imm_counters", &[]),
-    ("kvasir_transfer_operations", &[]),
-    ("kvasir_transfer_quiescing", &[]),
+    ("kvasir_transfer_operations_in_flight", &[]),
+    ("kvasir_transfer_revocations_pending", &[]),
 ];
-const OF_ENGINES: [Gauge; 2] = [("kvasir_engine_running", &[]), ("kvasir_engine_waiting", &[])];
+const OF_ENGINES: [Gauge; 2] =
+    [("kvasir_engine_running_requests", &[]), ("kvasir_engine_waiting_requests", &[])];
 const OF_THE_CONDUCTOR: [Gauge; 2] =
-    [("kvasir_conductor_choices_in_flight", &[]), ("kvasir_conductor_aborts_in_flight", &[])];
+    [("kvasir_conductor_choices_in_flight", &[]), ("kvasir_conductor_abort_calls_in_flight", &[])];
 
 fn gauges(process: &str) -> &'static [Gauge] {
     match process {

@@ -26,7 +26,7 @@ impl Second {
             table.insert(field.into(), address.clone().into());
             address
         };
-        let (listen, watch) = (address("listen"), address("watch_listen"));
+        let (listen, watch) = (address("listen"), address("monitor_listen"));
         address("grpc_listen");
         let config = cluster.run_dir().join("second.toml");
         std::fs::write(&config, table.to_string()).expect("written");

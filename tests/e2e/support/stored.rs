@@ -42,7 +42,7 @@ impl Stored {
     }
 
     /// Where the blocks of these keys lie, in their order. Only those that are there.
-    pub(crate) async fn blocks(&mut self, keys: &[BlockKey]) -> Vec<v1::BlockPlace> {
+    pub(crate) async fn blocks(&mut self, keys: &[BlockKey]) -> Vec<v1::BlockLocation> {
         let request = v1::ListBlocksRequest { keys: BlockKey::concat(keys) };
         let listed = self.client.list_blocks(request).await.expect("a list").into_inner().blocks;
         let place = |key: &BlockKey| listed.iter().find(|place| place.key == key.0).cloned();
@@ -54,7 +54,11 @@ impl Stored {
         let tenant = "test".into();
         self.keep_as(
             prompt,
-            v1::KeepContextRequest { tenant, ttl_ms: 600_000, ..v1::KeepContextRequest::default() },
+            v1::PersistContextRequest {
+                tenant,
+                ttl_ms: 600_000,
+                ..v1::PersistContextRequest::default()
+            },
         )
         .await
     }
@@ -63,12 +67,12 @@ impl Stored {
     pub(crate) async fn keep_until(
         &mut self,
         prompt: &[u32],
-        until_unix_ms: u64,
+        expires_unix_ms: u64,
     ) -> Result<u32, tonic::Status> {
-        let request = v1::KeepContextRequest {
+        let request = v1::PersistContextRequest {
             tenant_hash: 1,
-            until_unix_ms,
-            ..v1::KeepContextRequest::default()
+            expires_unix_ms,
+            ..v1::PersistContextRequest::default()
         };
         self.keep_as(prompt, request).await
     }
@@ -76,15 +80,15 @@ impl Stored {
     async fn keep_as(
         &mut self,
         prompt: &[u32],
-        request: v1::KeepContextRequest,
+        request: v1::PersistContextRequest,
     ) -> Result<u32, tonic::Status> {
         let keys = self.keys(prompt).await;
-        let request = v1::KeepContextRequest {
+        let request = v1::PersistContextRequest {
             namespace: self.namespace().await.0.to_vec(),
             keys: BlockKey::concat(&keys),
             ..request
         };
-        Ok(self.client.keep_context(request).await?.into_inner().kept_blocks)
+        Ok(self.client.persist_context(request).await?.into_inner().persisted_blocks)
     }
 
     /// What the node says of its SSD.
@@ -101,7 +105,7 @@ impl Stored {
     }
 
     /// Changes the bytes of a block behind the node's back.
-    pub(crate) fn change(&self, block: &v1::BlockPlace, change: impl FnOnce(&mut [u8])) {
+    pub(crate) fn change(&self, block: &v1::BlockLocation, change: impl FnOnce(&mut [u8])) {
         let mut bytes = vec![0; usize::try_from(block.length_bytes).expect("a slot")];
         let offset = usize::try_from(block.offset_bytes).expect("in the slot");
         self.slots.copy_to(offset, &mut bytes).expect("in the slot");

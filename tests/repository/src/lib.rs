@@ -5,11 +5,13 @@
 //! - `tests/files.rs`: file sizes, unsafe code, unfinished work, the licence
 //! - `tests/documents.rs`: links between documents
 //! - `tests/mutations.rs`: each mutation has its place in the code
+//! - `tests/style.rs`: text in plain English
 //!
-//! [`modules`] reads what Rust files declare.
+//! [`modules`] reads the declarations of Rust files, [`prose`] their text.
 #![forbid(unsafe_code)]
 
 pub mod modules;
+pub mod prose;
 
 use std::path::{Path, PathBuf};
 

@@ -541,7 +541,7 @@ mod tests {
             assert_eq!(land(&mut table, A, 5, 1), None);
             assert_eq!(close(&mut table, A, (5, known, undecided)), fate, "{known} known");
             assert_eq!(land(&mut table, B, 5, 1), None, "nothing is counted for the former use");
-            assert_eq!(land(&mut table, B, 5, 1), Some('b'), "what has arrived stands");
+            assert_eq!(land(&mut table, B, 5, 1), Some('b'), "arrivals are kept");
         }
     }
 
@@ -556,7 +556,7 @@ mod tests {
         assert_eq!(table.former.len, 0);
         land(&mut table, A, 3, 1);
         table.cancel(3);
-        assert_eq!(table.former.len, 0, "what is not answered for needs no room");
+        assert_eq!(table.former.len, 0, "unregistered counts take no space");
         land(&mut table, B, 0, 1);
         assert_eq!(close(&mut table, B, (0, 0, 2)), Fate::TakenBack);
         assert_eq!(close(&mut table, A, (1, 1, 1)), Fate::Unknown);
@@ -629,7 +629,7 @@ mod tests {
             assert_eq!(table.expect(5, 3, NEVER, 'w'), Expectation::Waiting, "A's are forgotten");
             assert_eq!(land(&mut table, A, 5, 1), Some('w'), "B's are not");
             let closed = close(&mut table, A, (5, 7, 1));
-            assert_eq!(closed, Fate::Landed, "and what was A's is remembered");
+            assert_eq!(closed, Fate::Landed, "A's former count is remembered");
         }
     }
 

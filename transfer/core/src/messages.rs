@@ -58,7 +58,7 @@ mod tests {
             assert!(!window.is_new(id));
         }
         assert!(!window.has(4));
-        assert_eq!(window.delivered.len(), 1, "what is contiguous needs no memory");
+        assert_eq!(window.delivered.len(), 1, "contiguous ids take no memory");
     }
 
     #[test]

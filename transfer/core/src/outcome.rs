@@ -11,14 +11,14 @@ pub enum WriteError {
     #[error("refused: {0}")]
     Refused(Refusal),
     /// The bytes did not have the checksum that was given. They may lie in the target, uncounted.
-    #[error("the bytes do not have their checksum")]
+    #[error("the bytes failed their checksum")]
     Corrupt,
     /// The path to the peer was lost. What had been issued may or may not land: the receiver can
     /// make sure with a cut-off, the sender cannot.
     #[error("the peer or the path to it is gone")]
     PeerGone,
     /// Not acknowledged in time. It may still land; draining its group waits for that.
-    #[error("not done by its deadline")]
+    #[error("the deadline was exceeded")]
     DeadlineExceeded,
     /// Taken back before it was issued in full, or the engine is stopping.
     #[error("cancelled")]
@@ -40,7 +40,7 @@ pub enum Refusal {
     #[error("malformed")]
     Malformed,
     /// Only said by this side's own counters.
-    #[error("the immediate is expected already")]
+    #[error("the immediate is already expected")]
     AlreadyExpected,
     /// All of the receiver's message buffers are with its application. The message may be sent again.
     #[error("the receiver has no buffer for the message now")]
@@ -58,7 +58,7 @@ impl Refusal {
         (Refusal::OutOfBounds, 4, "out_of_bounds"),
         (Refusal::Malformed, 5, "malformed"),
         (Refusal::AlreadyExpected, 6, "already_expected"),
-        (Refusal::NoRoom, 7, "no_room"),
+        (Refusal::NoRoom, 7, "no_buffer"),
         (Refusal::TooLong, 8, "too_long"),
     ];
 

@@ -78,14 +78,14 @@ impl Shape {
                 return Err("the index lists differ in length");
             }
             if !checksums.is_empty() && checksums.len() != source.indices.len() {
-                return Err("there must be one checksum for each page, or none");
+                return Err("each page must have a checksum, or none may have one");
             }
         }
         for at in 0..self.writes() {
             let piece = self.piece(at).ok_or("an offset overflows")?;
             let end = piece.source_offset.checked_add(piece.bytes);
             if end.is_none_or(|end| end > source_bytes) {
-                return Err("the source range lies outside its region");
+                return Err("the source range is outside its region");
             }
             if piece.target_offset.checked_add(piece.bytes).is_none() {
                 return Err("an offset overflows");

@@ -603,7 +603,11 @@ mod tests {
         let more = receiver.open_path(PEER, 1, PathIndex(PATHS_MAX as u32));
         assert_eq!(more, Err(PathRefusal::TooMany));
         let asker = PathId(0);
-        assert_eq!(receiver.ask(asker, ask(5000, 5, 0, 1)), Asked::Malformed, "no room for lies");
+        assert_eq!(
+            receiver.ask(asker, ask(5000, 5, 0, 1)),
+            Asked::Malformed,
+            "an impossible request is refused"
+        );
     }
 
     #[test]

@@ -150,7 +150,7 @@ pub enum GivenUp {
 
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    pub throttle_bytes_per_s: u64,
+    pub send_bytes_per_s_max: u64,
     /// A path that owes something and shows no life for so long is given up, and so is a session that
     /// does not come up.
     pub peer_timeout_us: u64,
@@ -187,7 +187,7 @@ impl<P: Clone, C> Sender<P, C> {
     pub fn new(limits: Limits) -> Self {
         assert!(limits.path_imms_max > 0, "limits must let something through");
         Sender {
-            throttle: Throttle::new(limits.throttle_bytes_per_s),
+            throttle: Throttle::new(limits.send_bytes_per_s_max),
             limits,
             ops: Ops::new(),
             sessions: BTreeMap::new(),

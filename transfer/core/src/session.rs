@@ -383,7 +383,7 @@ mod tests {
     fn a_sender_takes_out_what_has_ended_where_no_path_takes_it() {
         let heartbeats = Heartbeats { interval_us: 1, timeout_us: 1, always: false };
         let mut sender: Sender<(), ()> = Sender::new(Limits {
-            throttle_bytes_per_s: 0,
+            send_bytes_per_s_max: 0,
             peer_timeout_us: u64::MAX / 4,
             grace_us: 1,
             path_imms_max: 1,

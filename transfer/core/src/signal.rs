@@ -144,7 +144,7 @@ impl Planned {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{transfers} transfers in one plan, at most {TRANSFERS_MAX}")]
+#[error("{transfers} transfers exceed the maximum of {TRANSFERS_MAX} per plan")]
 pub struct TooMany {
     pub transfers: usize,
 }

@@ -31,10 +31,10 @@ const GRACE_US: u64 = 200_000;
 type Tested = Sender<&'static str, u32>;
 
 fn sender(path_imms_max: usize) -> Tested {
-    let (throttle_bytes_per_s, peer_timeout_us, grace_us) = (0, TIMEOUT_US, GRACE_US);
+    let (send_bytes_per_s_max, peer_timeout_us, grace_us) = (0, TIMEOUT_US, GRACE_US);
     let heartbeats = Heartbeats { interval_us: u64::MAX, timeout_us: u64::MAX, always: false };
     Sender::new(Limits {
-        throttle_bytes_per_s,
+        send_bytes_per_s_max,
         peer_timeout_us,
         grace_us,
         path_imms_max,

@@ -23,7 +23,7 @@ impl Tested {
     fn new(rails: &[Rail]) -> Self {
         let heartbeats = Heartbeats { interval_us: 1_000_000, timeout_us: 1_000, always: false };
         let sender = Sender::new(Limits {
-            throttle_bytes_per_s: 0,
+            send_bytes_per_s_max: 0,
             peer_timeout_us: u64::MAX / 4,
             grace_us: u64::MAX / 4,
             path_imms_max: 1000,

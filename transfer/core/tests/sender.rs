@@ -26,9 +26,9 @@ const LIMITS: PathLimits = PathLimits {
     rail: Rail(0),
 };
 
-fn sender(throttle_bytes_per_s: u64) -> Tested {
+fn sender(send_bytes_per_s_max: u64) -> Tested {
     Sender::new(Limits {
-        throttle_bytes_per_s,
+        send_bytes_per_s_max,
         peer_timeout_us: TIMEOUT_US,
         grace_us: TIMEOUT_US / 2,
         path_imms_max: 1000,

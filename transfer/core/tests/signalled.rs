@@ -24,7 +24,7 @@ type Ended = (u32, Outcome, Option<Told>);
 fn sender() -> Tested {
     let heartbeats = Heartbeats { interval_us: 1_000, timeout_us: 1_000, always: false };
     Sender::new(Limits {
-        throttle_bytes_per_s: 0,
+        send_bytes_per_s_max: 0,
         peer_timeout_us: 1_000_000,
         grace_us: 1_000_000,
         path_imms_max: 100,

@@ -23,7 +23,7 @@ pub struct EndpointName(pub Vec<u8>);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InsertError {
     /// It came from another provider, or was damaged: refuse the peer.
-    #[error("{bytes} bytes are no name of an endpoint of this provider")]
+    #[error("{bytes} bytes are not an endpoint name of this provider")]
     NoName { bytes: usize },
     /// Remove peers, or open the vector for more.
     #[error("the address vector is full with {peers_max} peers")]

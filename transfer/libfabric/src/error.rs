@@ -35,7 +35,7 @@ pub enum OpenError {
     #[error("the provider cannot do this")]
     Unsupported(#[source] Failure),
     /// Close something, or raise a limit (locked memory, descriptors, the device's own).
-    #[error("the system or the device has no room for it: close something or raise a limit")]
+    #[error("the system or the device has no resources left: close something or raise a limit")]
     Exhausted(#[source] Failure),
     /// A person must look: permissions, a device that is down, a wrong address.
     #[error("the provider refused")]
@@ -56,7 +56,7 @@ impl From<Failure> for OpenError {
 
 /// A range that does not lie in its region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("offset {offset} with {bytes} bytes does not lie in the region of {region_bytes} bytes")]
+#[error("offset {offset} with {bytes} bytes is outside the region of {region_bytes} bytes")]
 pub struct OutOfRange {
     pub offset: u64,
     pub bytes: u64,
@@ -85,7 +85,7 @@ pub enum PostError {
     #[error("the local region was not registered for this")]
     Access,
     /// Treat the peer as lost.
-    #[error("the peer cannot be reached")]
+    #[error("cannot reach the peer")]
     PeerGone(#[source] Failure),
     /// A person must look.
     #[error("the provider refused the operation")]
@@ -97,7 +97,7 @@ pub enum PostError {
 pub enum OperationError {
     /// The peer is gone or the way to it broke, maybe because it refused another operation. Treat the
     /// path as lost.
-    #[error("the peer is gone, or the way to it broke")]
+    #[error("the peer is gone, or the path to it failed")]
     PeerGone(#[source] Failure),
     /// The other side does not let this key or range be accessed (any more).
     #[error("the peer refused the access")]

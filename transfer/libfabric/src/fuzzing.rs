@@ -29,7 +29,7 @@ pub fn region(bytes: &[u8]) {
     let Ok(place) = region.at(offset, length) else { return };
     assert_eq!((place.address, place.key), (region.base + offset, region.key));
     let (end, region_end) = (u128::from(offset) + u128::from(length), u128::from(region.bytes));
-    assert!(end <= region_end, "it lies in the region");
+    assert!(end <= region_end, "it ends in the region");
     assert!(u128::from(region.base) + end <= u128::from(u64::MAX), "it does not wrap around");
 }
 

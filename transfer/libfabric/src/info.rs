@@ -46,17 +46,17 @@ pub struct InfoRequest {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InfoError {
     /// No provider here offers what this crate needs.
-    #[error("no provider of libfabric here offers reliable datagrams with remote writes")]
+    #[error("no libfabric provider on this host offers reliable datagrams with remote writes")]
     NoneFits(#[source] Failure),
-    #[error("`{name}` holds a zero byte")]
+    #[error("`{name}` contains a zero byte")]
     Name { name: String },
-    #[error("libfabric could not say what there is")]
+    #[error("libfabric cannot list its providers")]
     Failed(#[source] Failure),
 }
 
 /// There is no `efa`, and not what was asked for either.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("neither the provider efa nor {asked} is here; there is: {found}")]
+#[error("this host has neither the provider efa nor {asked}; available: {found}")]
 pub struct NotFound {
     pub asked: String,
     pub found: String,

@@ -58,13 +58,16 @@ const NAMES: [&str; 3] = [
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
     #[error(
-        "libfabric.so.1 cannot be opened on this host: install libfabric1 (Debian, Ubuntu), libfabric (Fedora, \
-         Amazon Linux) or, on EC2, the EFA installer"
+        "cannot open libfabric.so.1 on this host: install libfabric1 (Debian, Ubuntu), libfabric \
+         (Fedora, Amazon Linux) or, on EC2, the EFA installer"
     )]
     Missing(#[source] libloading::Error),
-    #[error("libfabric here is {found}, and {OLDEST} or newer is needed: install a newer one")]
+    #[error(
+        "this host has libfabric {found}, but {OLDEST} or newer is required: install a newer \
+         version"
+    )]
     TooOld { found: Version },
-    #[error("{path} is no libfabric: it lacks {function}", path = path.display())]
+    #[error("{path} is not libfabric: it lacks {function}", path = path.display())]
     Incomplete { path: PathBuf, function: &'static str },
 }
 

@@ -104,7 +104,7 @@ mod tests {
         told_of(b"fi_shm://elsewhere\0\0", alone);
         told_of(b"fi_shm://told of\0\0", met);
         opened(b"fi_shm://second", met);
-        assert!(may_close(b"fi_shm://alone"), "it knows of nobody here, and nobody of it");
+        assert!(may_close(b"fi_shm://alone"), "it has no neighbours");
         for name in [b"fi_shm://told of".as_slice(), b"fi_shm://first", b"fi_shm://second"] {
             assert!(!may_close(name), "one points into the other");
         }

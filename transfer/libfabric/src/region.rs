@@ -98,15 +98,15 @@ pub enum RegisterError {
     #[error(transparent)]
     Range(#[from] OutOfRange),
     /// Register host memory, or install a newer libfabric.
-    #[error("dma-bufs need libfabric {needed}; this is {found}")]
+    #[error("dma-bufs need libfabric {needed}; this host has {found}")]
     NoDmaBuf { needed: Version, found: Version },
     /// Ask for device memory when listing providers ([`InfoRequest`](crate::info::InfoRequest)).
-    #[error("the domain was not opened for memory of devices")]
+    #[error("the domain was not opened for device memory")]
     NoDeviceMemory,
     /// Close the domain and open another.
-    #[error("the provider's keys are used up")]
+    #[error("the provider has no free keys: close the domain and open another")]
     NoKeys,
-    #[error("the memory could not be registered")]
+    #[error("cannot register the memory")]
     Open(#[from] OpenError),
 }
 
@@ -154,7 +154,7 @@ pub enum Closed {
 /// The region is in use: posted operations or spans refer to it. Poll the completion queue, drop the
 /// spans, and close it then.
 #[derive(Debug, thiserror::Error)]
-#[error("operations or spans refer to the region")]
+#[error("operations or spans still refer to the region")]
 pub struct InUse(pub MemoryRegion);
 
 /// Why a region did not close.
@@ -163,7 +163,7 @@ pub enum CloseError {
     #[error(transparent)]
     InUse(InUse),
     /// Registration and memory are left as they are for the rest of the process. A person must look.
-    #[error("the provider did not close the region")]
+    #[error("the provider cannot close the region")]
     Refused(#[source] crate::error::Failure),
 }
 

@@ -62,7 +62,7 @@ impl Ring {
         let memory = SharedMemory::create("fuzzed-ring", whole, Prefault::No);
         let memory = Arc::new(memory.expect("memory for a test"));
         for guard in [0, GUARD_BYTES + bytes] {
-            memory.copy_from(guard, &[GUARD; GUARD_BYTES]).expect("it lies inside");
+            memory.copy_from(guard, &[GUARD; GUARD_BYTES]).expect("the range is inside the memory");
         }
         let range = RingRange { offset: GUARD_BYTES, bytes };
         let pushed = Some(VecDeque::new());
@@ -76,7 +76,7 @@ impl Ring {
         self.producer = Producer::open(&self.memory, self.range).ok();
         self.consumer = Consumer::open(&self.memory, self.range).ok();
         let opened = self.producer.is_some() && self.consumer.is_some();
-        assert!(opened || self.pushed.is_none(), "a ring that nobody has spoilt opens");
+        assert!(opened || self.pushed.is_none(), "an intact ring opens");
     }
 
     fn push(&mut self, bytes: usize) {
@@ -91,7 +91,7 @@ impl Ring {
             Ok(()) => known.push_back(record),
             Err(PushError::Full) => assert!(!known.is_empty(), "an empty ring has room"),
             Err(PushError::TooLong { .. }) => {}
-            Err(PushError::Corrupt(_)) => panic!("nobody has spoilt it"),
+            Err(PushError::Corrupt(_)) => panic!("an intact ring is not corrupt"),
         }
     }
 
@@ -99,7 +99,10 @@ impl Ring {
         let Some(consumer) = &mut self.consumer else { return false };
         let mut record = Vec::new();
         let popped = within(self.range.bytes, || consumer.pop(&mut record));
-        assert!(popped != Ok(true) || record.len() < self.range.bytes, "a record lies in its ring");
+        assert!(
+            popped != Ok(true) || record.len() < self.range.bytes,
+            "a record is shorter than its ring"
+        );
         match &mut self.pushed {
             Some(known) => {
                 let expected = known.pop_front();
@@ -122,14 +125,14 @@ impl Ring {
             1 => TAIL,
             _ => GUARD_BYTES + 8 * (place / 4 % words),
         };
-        self.memory.copy_from(at, &word).expect("it lies in the ring");
+        self.memory.copy_from(at, &word).expect("the word is inside the ring");
         self.pushed = None;
     }
 
     fn check_guards(&self) {
         for guard in [0, GUARD_BYTES + self.range.bytes] {
             let mut bytes = [0; GUARD_BYTES];
-            self.memory.copy_to(guard, &mut bytes).expect("it lies inside");
+            self.memory.copy_to(guard, &mut bytes).expect("the range is inside the memory");
             assert_eq!(bytes, [GUARD; GUARD_BYTES], "the ring's ends stay inside");
         }
     }

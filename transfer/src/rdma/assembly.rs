@@ -41,7 +41,7 @@ struct Following {
 #[derive(Debug, Default)]
 struct Mixed {
     partials: BTreeMap<u64, Partial>,
-    kept_bytes: usize,
+    context_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -148,12 +148,12 @@ impl Mixed {
             Some(partial) if partial.bytes == bytes => partial,
             Some(_) => return Err(LinkEnd::Malformed),
             None => {
-                let kept_bytes = if is_too_long { 0 } else { bytes as usize };
-                self.kept_bytes += kept_bytes;
-                if self.partials.len() >= PARTIALS_MAX || self.kept_bytes > kept_max {
+                let context_bytes = if is_too_long { 0 } else { bytes as usize };
+                self.context_bytes += context_bytes;
+                if self.partials.len() >= PARTIALS_MAX || self.context_bytes > kept_max {
                     return Err(LinkEnd::Malformed);
                 }
-                let message = vec![0; kept_bytes];
+                let message = vec![0; context_bytes];
                 let partial = Partial { bytes, come: BTreeMap::new(), come_bytes: 0, message };
                 self.partials.entry(id).or_insert(partial)
             }
@@ -163,7 +163,7 @@ impl Mixed {
             return Ok(Put::More);
         }
         if let Some(whole) = self.partials.remove(&id) {
-            self.kept_bytes -= whole.message.len();
+            self.context_bytes -= whole.message.len();
             *buffer = whole.message;
         }
         Ok(if is_too_long { Put::TooLong { id } } else { Put::Whole { id } })
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(put(&piece(2, 9, 0, b"too")), Put::More);
         assert_eq!(put(&piece(2, 9, 3, b" long!")), Put::TooLong { id: 2 });
         assert_eq!(put(&piece(3, 0, 0, b"")), Put::Whole { id: 3 });
-        assert!(assembly.buffer().is_empty(), "nothing is kept of what is too long");
+        assert!(assembly.buffer().is_empty(), "a message that is too long is not kept");
     }
 
     fn check_malformed(is_ordered: bool, cases: &[&[Vec<u8>]]) {
@@ -255,7 +255,7 @@ mod tests {
         );
         assert!(assembly.buffer().is_empty());
         let Partials::Unordered(mixed) = &assembly.partials else { panic!("it is not ordered") };
-        assert_eq!((mixed.partials.len(), mixed.kept_bytes), (0, 0), "nothing is kept");
+        assert_eq!((mixed.partials.len(), mixed.context_bytes), (0, 0), "nothing is kept");
     }
 
     #[test]

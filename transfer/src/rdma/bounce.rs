@@ -46,7 +46,7 @@ impl Bounce {
         let mut at = chunk.offset();
         for part in parts {
             let copied = self.memory.copy_from(at, part);
-            debug_assert!(copied.is_ok(), "a chunk lies within its memory");
+            debug_assert!(copied.is_ok(), "a chunk is inside its memory");
             at += part.len();
         }
         Some(chunk)

@@ -45,14 +45,14 @@ impl Cards {
     /// When the thread cannot be started, or there are more than an engine has.
     pub(crate) fn new(cards: Vec<Rdma>, name: &str) -> Result<Self, CardError> {
         if cards.len() > CARDS_MAX {
-            let sentence = format!("{} cards are more than {CARDS_MAX}", cards.len());
+            let sentence = format!("{} NICs exceed the maximum of {CARDS_MAX}", cards.len());
             return Err(CardError::new(sentence));
         }
         if cards.is_empty() {
             return Ok(Cards::default());
         }
         let janitor = Janitor::start(name)
-            .map_err(|error| CardError::because("a thread cannot be started", error))?;
+            .map_err(|error| CardError::because("cannot start a thread", error))?;
         let (janitor, seekers) = (Some(janitor), Some(Seekers::new(name)));
         Ok(Cards { cards, described: Described::default(), janitor, seekers })
     }
@@ -157,7 +157,10 @@ impl Memories {
                 Ok(place) => places.set(at, place),
                 Err(error) => {
                     let (bytes, error) = (memory.len(), error.sentence());
-                    tracing::warn!(%engine, %card, bytes, error, "a region is not for a card");
+                    tracing::warn!(
+                        %engine, nic = %card, bytes, error,
+                        "cannot register a region with a NIC"
+                    );
                 }
             }
         }

@@ -9,38 +9,36 @@ use std::str::FromStr;
 )]
 #[serde(deny_unknown_fields, default)]
 pub struct VerbsConfig {
-    /// The devices, as `ibv_devices` and `kvasir doctor` show them: `mlx5_0`, with a port `mlx5_0:1`, with
-    /// a port and the index of a GID `mlx5_0:1:3`. The word `all` stands for every device that has an
-    /// active port. Without any, the first that has one. Each device is a path to each peer, and writes
-    /// are spread over them.
+    /// The devices, with the names that `ibv_devices` and `kvasir doctor` print: `mlx5_0`, `mlx5_0:1` with a port,
+    /// or `mlx5_0:1:3` with a port and a GID index. `all` stands for every device with an active port. The default
+    /// is the first such device. Each device is a path to each peer, and writes are spread over the paths.
     #[schemars(with = "Vec<String>")]
     pub devices: Vec<DeviceSpec>,
-    /// How queue pairs learn of those of their peers: `tcp`, in the greeting; `ud`, by datagrams from card to
-    /// card, which takes one round trip more and shows at once that the cards reach each other. Peers
-    /// take either.
+    /// How queue pairs exchange their addresses: `tcp`, in the greeting of the TCP connection; `ud`, by datagrams
+    /// between the NICs, which takes one more round trip and verifies that the NICs reach each other. Peers accept
+    /// both.
     pub handshake: Handshake,
-    /// Queue pairs for writes, to each peer; one more is for messages.
+    /// Queue pairs for writes to each peer. One more is for messages.
     pub write_queue_pairs: usize,
-    /// Writes that one queue pair may have under way.
+    /// Writes in flight on one queue pair.
     pub send_depth: u32,
-    /// Counted writes of a peer that one queue pair takes before this process has looked at them. Beyond
-    /// it the peer's device waits and tries again.
+    /// Counted writes of a peer that one queue pair accepts before this process polls them. After that the peer's
+    /// device waits and retries.
     pub receive_depth: u32,
-    /// Writes of up to so many bytes are copied into their work request.
+    /// Writes up to this size are copied into their work request.
     pub inline_bytes: u32,
-    /// Registered memory through which go sources that are not registered themselves.
+    /// Registered memory for sources that are not registered themselves.
     pub bounce_bytes: usize,
-    /// Lets PCIe reorder writes into regions, where the device knows it and is the only one. Counts stay
-    /// exact; whoever polls memory here could see a signal before its data, so that peers count instead
-    /// of signalling.
+    /// Allow PCIe to reorder writes into regions, if the device supports it and is the only one. Counts stay exact.
+    /// A consumer that polls memory could see a signal before its data, so peers count instead of signalling.
     pub relaxed_ordering: bool,
-    /// How long the device waits for an acknowledgement before it sends again. Devices round it up.
+    /// Time that the device waits for an acknowledgement before it retransmits. Devices round it up.
     pub ack_timeout_ms: u64,
-    /// How often it sends again before the connection has failed; at most 7.
+    /// Retransmissions before the connection fails. At most 7.
     pub retries: u8,
-    /// Of the packets: on RoCE v2 the DSCP in the upper six bits.
+    /// Traffic class of the packets. On RoCE v2 the upper six bits are the DSCP.
     pub traffic_class: u8,
-    /// 0 to 15.
+    /// InfiniBand service level, 0 to 15.
     pub service_level: u8,
 }
 
@@ -86,7 +84,8 @@ pub enum DeviceSpec {
 /// What was written is no device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no RDMA device: write all, mlx5_0, mlx5_0:1 (with a port) or mlx5_0:1:3 (and a GID's index)"
+    "{0:?} is not an RDMA device: write all, mlx5_0, mlx5_0:1 (with a port) or mlx5_0:1:3 (with a \
+     GID index)"
 )]
 pub struct DeviceSpecError(String);
 

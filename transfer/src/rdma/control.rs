@@ -38,7 +38,7 @@ pub(crate) struct Control {
 impl Control {
     /// Begins to connect.
     pub(crate) fn connect(address: SocketAddr, tls: Option<&Tls>) -> Result<Self, CardError> {
-        let failed = "no connection can be made";
+        let failed = "cannot connect";
         let socket =
             tcp::start_connecting(address).map_err(|errno| CardError::because(failed, errno))?;
         let stream =

@@ -21,7 +21,7 @@ pub(crate) const COMPLETIONS: u32 = RECEIVES + SENDS + 2;
 /// Room for whatever a stranger may send: the largest MTU there is. One that did not fit could cost the queue
 /// pair.
 const SLOT_BYTES: usize = (UD_HEADER_BYTES + 4096).next_multiple_of(64);
-const _: () = assert!(DATAGRAM_BYTES_MAX <= 1024, "what is said fits into small MTUs, too");
+const _: () = assert!(DATAGRAM_BYTES_MAX <= 1024, "datagrams fit small MTUs, too");
 
 #[derive(Debug)]
 pub(crate) struct Datagrams {
@@ -53,16 +53,16 @@ impl Datagrams {
         let key = QKey(rand::random::<u32>() >> 1);
         let queues = CompletionQueues { send: queue, receive: queue };
         let qp = UdQueuePair::new(pd, path, queues, key, options)
-            .map_err(failed("a queue pair for datagrams cannot be made"))?;
+            .map_err(failed("cannot create a queue pair for datagrams"))?;
         let bytes = (RECEIVES + SENDS) as usize * SLOT_BYTES;
         let buffer = Buffer::new(bytes)
-            .map_err(|error| CardError::because("there is no memory for datagrams", error))?;
+            .map_err(|error| CardError::because("cannot allocate memory for datagrams", error))?;
         let buffer = Arc::new(buffer);
         let owner = Arc::clone(&buffer) as Arc<dyn kvasir_transfer_verbs::Memory>;
         let options = RegionOptions { local_write: true, ..RegionOptions::SOURCE };
         let region = pd
             .register(owner, 0..bytes, options)
-            .map_err(failed("memory for datagrams cannot be registered"))?;
+            .map_err(failed("cannot register memory for datagrams"))?;
         let free_sends = (RECEIVES..RECEIVES + SENDS).collect();
         let mut made = Datagrams { qp, buffer, region, free_sends, ways: BTreeMap::new() };
         for slot in 0..RECEIVES {
@@ -92,7 +92,7 @@ impl Datagrams {
     fn receive(&mut self, slot: u32) -> Result<(), CardError> {
         let into = [self.slice(slot, SLOT_BYTES)?];
         let posted = self.qp.post_receives(&[Receive { into: &into, tag: WorkTag(slot) }]);
-        posted.map_err(|error| CardError::because("receives cannot be posted", error))
+        posted.map_err(|error| CardError::because("cannot post receives", error))
     }
 
     /// The way to the peer of a pipe, which is made once.
@@ -103,7 +103,7 @@ impl Datagrams {
         (peer, traffic): (&Ticket, Traffic),
     ) -> Result<(), CardError> {
         let way = AddressHandle::new(pd, path, peer.gid, peer.lid, traffic)
-            .map_err(failed("there is no way for datagrams to the peer"))?;
+            .map_err(failed("cannot create an address handle for datagrams to the peer"))?;
         self.ways.insert(pipe, way);
         Ok(())
     }
@@ -133,7 +133,7 @@ impl Datagrams {
         }]);
         match posted {
             Ok(()) => drop(self.free_sends.pop()),
-            Err(error) => tracing::debug!(%error, "a datagram was not sent"),
+            Err(error) => tracing::debug!(%error, "cannot send a datagram"),
         }
     }
 
@@ -153,7 +153,7 @@ impl Datagrams {
                 let at = slot as usize * SLOT_BYTES + UD_HEADER_BYTES;
                 let said = self.buffer.read(at, bytes).ok().filter(|_| completion.is_success());
                 if let Err(error) = self.receive(slot) {
-                    tracing::debug!(%error, "one receive fewer for datagrams");
+                    tracing::debug!(%error, "cannot post a receive for datagrams again");
                 }
                 Some((completion.source_qp(), said?))
             }

@@ -142,15 +142,15 @@ impl Datagram {
 pub(super) fn lanes_of(peer: &[u8]) -> Result<Vec<QueuePairAddress>, CardError> {
     let (addresses, rest) = peer.as_chunks::<{ QueuePairAddress::BYTES }>();
     if !rest.is_empty() || !(2..=1 + WRITE_QUEUE_PAIRS_MAX).contains(&addresses.len()) {
-        return Err(CardError::new("the peer has told no addresses of queue pairs"));
+        return Err(CardError::new("the peer sent no addresses of queue pairs"));
     }
     let read = |bytes: &[u8; QueuePairAddress::BYTES]| QueuePairAddress::from_bytes(bytes);
     let addresses: Result<Vec<_>, _> = addresses.iter().map(read).collect();
-    let addresses = addresses
-        .map_err(|error| CardError::because("the peer's addresses make no sense", error))?;
+    let addresses =
+        addresses.map_err(|error| CardError::because("the peer's addresses are invalid", error))?;
     // The way to one of them was looked for, and is the way to all.
     if addresses.iter().any(|address| address.gid != addresses[0].gid) {
-        return Err(CardError::new("the peer's queue pairs are at different ports"));
+        return Err(CardError::new("the peer's queue pairs use different ports"));
     }
     Ok(addresses)
 }
@@ -313,7 +313,7 @@ mod tests {
         let (mut writer, mut target) = (Handshakes::default(), Handshakes::default());
         writer.offer(W, Token([1; 16]), lanes(100, 3));
         target.expect(T, Token([2; 16]), (lanes(200, 3), ticket(11, 1, 3)));
-        assert!(writer.say(W).is_none(), "to nobody yet");
+        assert!(writer.say(W).is_none(), "the peer is not known yet");
         assert!(writer.meet(W, ticket(22, 2, 3)));
         (writer, target)
     }
@@ -412,7 +412,11 @@ mod tests {
         let connect = Heard::Connect { pipe: T, lanes: lanes(100, 3) };
         assert_eq!(target.hear(number(11), &offer.encode()), connect, "the right one still counts");
         let other = with(|of| of.lanes = lanes(300, 3));
-        assert_eq!(target.hear(number(11), &other), Heard::Refused, "and nobody changes it");
+        assert_eq!(
+            target.hear(number(11), &other),
+            Heard::Refused,
+            "a later offer does not change it"
+        );
         for (from, bytes) in &hostile {
             assert_eq!(target.hear(*from, bytes), Heard::Refused);
         }
@@ -423,7 +427,7 @@ mod tests {
         let mut writer = Handshakes::default();
         writer.offer(W, Token([1; 16]), lanes(100, 3));
         assert!(!writer.meet(W, ticket(22, 2, 4)));
-        assert!(!writer.meet(T, ticket(22, 2, 3)), "nobody there offers");
+        assert!(!writer.meet(T, ticket(22, 2, 3)), "the target makes no offer");
         assert!(writer.meet(W, ticket(22, 2, 3)));
         assert!(!writer.meet(W, ticket(22, 2, 3)), "once");
     }

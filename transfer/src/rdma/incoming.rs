@@ -83,7 +83,7 @@ impl RdmaIn {
                     engine = %hub.shared.config.name,
                     peer = format_args!("{:016x}", newcomer.peer.incarnation),
                     error,
-                    "a peer's connection does not get its end at the device"
+                    "cannot create the local end of a peer's connection"
                 );
                 return decline(control, &HelloReply::declining(Admission::NoCard, 0));
             }
@@ -248,7 +248,7 @@ fn wanted<'a>(
     newcomer: &'a Newcomer,
     hub: &Hub,
 ) -> Result<(&'a WantedCard, CardId, Domain), CardError> {
-    let missing = || CardError::new("there is no such card here");
+    let missing = || CardError::new("this engine has no such NIC");
     let wanted = newcomer.card.as_ref().ok_or_else(missing)?;
     let card = CardId::from_wire(wanted.index).ok_or_else(missing)?;
     let rdma = hub.cards.get(card).filter(|card| card.domain == wanted.domain);
@@ -257,7 +257,7 @@ fn wanted<'a>(
 
 fn open(newcomer: &Newcomer, hub: &mut Hub) -> Result<Opened, CardError> {
     let (wanted, card, domain) = wanted(newcomer, hub)?;
-    let missing = || CardError::new("there is no such card here");
+    let missing = || CardError::new("this engine has no such NIC");
     let rdma = hub.cards.get_mut(card).ok_or_else(missing)?;
     let (pipe, address) = rdma.accept(&wanted.writer)?;
     Ok(Opened { domain, card, pipe, address, order: rdma.bounds.order })
@@ -347,7 +347,7 @@ impl Draining {
             return false;
         }
         if is_late {
-            tracing::warn!("a pipe does not drain, and is destroyed");
+            tracing::warn!("a pipe does not drain; destroying it");
         }
         rdma.discard(pipe);
         self.over.store(true, atomic::Ordering::Release);

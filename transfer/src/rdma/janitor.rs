@@ -76,7 +76,7 @@ impl Drop for Janitor {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread that ends registrations has panicked");
+            tracing::error!("the thread that ends registrations panicked");
         }
     }
 }

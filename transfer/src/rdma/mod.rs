@@ -147,8 +147,9 @@ impl Rdma {
         (memory, bounce_bytes): (&dyn CardMemory, usize),
         bytes: &CardBytes,
     ) -> Result<Self, CardError> {
-        let bounce = Bounce::new(bounce_bytes)
-            .map_err(|error| CardError::because("there is no memory to bounce sources", error))?;
+        let bounce = Bounce::new(bounce_bytes).map_err(|error| {
+            CardError::because("cannot allocate memory for bounce buffers", error)
+        })?;
         memory.register(BOUNCE_KEY, bounce.memory())?;
         card.adopt(BOUNCE_KEY);
         let counter = |direction| bytes.0.with_label_values(&[domain.label(), &name, direction]);
@@ -279,7 +280,7 @@ impl Rdma {
     /// Every pipe fails, and no other is made.
     fn fail(&mut self, error: &CardError) {
         let domain = self.domain.label();
-        tracing::error!(domain, card = self.name, %error, "a card has failed");
+        tracing::error!(transport = domain, nic = self.name, %error, "a NIC failed");
         self.is_dead = true;
         for events in self.pipes.values_mut() {
             let failure = nic::Failure::Broken;

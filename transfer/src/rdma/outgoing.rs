@@ -168,7 +168,7 @@ impl RdmaOut {
         ((rail, CardPair { here, there }), hub): ((Rail, CardPair), &mut Hub),
     ) -> Result<Self, CardError> {
         let Hub { cards, tls, .. } = hub;
-        let missing = || CardError::new("there is no such card here");
+        let missing = || CardError::new("this engine has no such NIC");
         let rdma = cards.get_mut(here).ok_or_else(missing)?;
         let control = Control::connect(address, tls.as_ref())?;
         let (pipe, card) = rdma.open()?;
@@ -674,7 +674,7 @@ impl RdmaOut {
             last.is_told = true;
             any = true;
             if let Err(error) = rdma.post(self.pipe, lane, &chain) {
-                tracing::warn!(engine = %hub.shared.config.name, %error, "a pipe has failed");
+                tracing::warn!(engine = %hub.shared.config.name, %error, "a pipe failed");
                 return Err(LinkEnd::Lost);
             }
         }

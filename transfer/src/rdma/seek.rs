@@ -54,19 +54,19 @@ impl Seekers {
         let before = self.running.fetch_add(1, Ordering::Relaxed);
         let running = Running(Arc::clone(&self.running));
         if before >= AT_ONCE_MAX {
-            return Err(CardError::new("too many ways to peers are being sought already"));
+            return Err(CardError::new("too many searches for paths to peers are in flight"));
         }
         let found = Arc::new(OnceLock::new());
         let told = Arc::clone(&found);
         let thread = std::thread::Builder::new().name(self.name.clone()).spawn(move || {
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(seek));
-            let died = |_| Err(CardError::new("looking for the way to a peer has panicked"));
+            let died = |_| Err(CardError::new("the search for the path to a peer panicked"));
             let _ = told.set(outcome.unwrap_or_else(died));
             drop(running);
         });
         match thread {
             Ok(_) => Ok(Sought(found)),
-            Err(error) => Err(CardError::because("a thread cannot be started", error)),
+            Err(error) => Err(CardError::because("cannot start a thread", error)),
         }
     }
 }
@@ -90,7 +90,7 @@ mod tests {
     fn whoever_asks_is_not_kept_and_learns_what_was_found() {
         let seekers = Seekers::new("test");
         let (go, going) = sync_channel::<()>(0);
-        let slow = Box::new(move || going.recv().map_err(|_| CardError::new("nobody is there")));
+        let slow = Box::new(move || going.recv().map_err(|_| CardError::new("no peer answers")));
         let sought = seekers.begin(slow).expect("a thread");
         assert!(sought.found().is_none());
         let quick = seekers.begin(Box::new(|| Ok(()))).expect("another thread");

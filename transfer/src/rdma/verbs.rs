@@ -81,7 +81,7 @@ impl CardMemory for Registry {
             self.options,
         );
         let region =
-            registered.map_err(|error| CardError::because("memory cannot be registered", error))?;
+            registered.map_err(|error| CardError::because("cannot register memory", error))?;
         let place = place_of(&region);
         self.fresh().insert(key, region);
         Ok(place)
@@ -115,7 +115,7 @@ fn open_one(
 ) -> Result<Opened, CardError> {
     let failed = |what: &'static str| {
         let device = context.name().to_owned();
-        move |error| CardError::because(format!("{what} of {device} cannot be made"), error)
+        move |error| CardError::because(format!("cannot create {what} of {device}"), error)
     };
     let pd = ProtectionDomain::new(&context).map_err(failed("a protection domain"))?;
     let can = pd.probe().map_err(failed("a trial region"))?;
@@ -145,7 +145,7 @@ fn open_one(
         },
         ..ConnectOptions::default()
     };
-    tracing::info!(device = context.name(), gid = %path.gid, "an RDMA device is open");
+    tracing::info!(device = context.name(), gid = %path.gid, "opened an RDMA device");
     let card = VerbsCard {
         bounds: Bounds {
             lanes: 1 + config.write_queue_pairs,
@@ -263,7 +263,7 @@ impl VerbsCard {
         }
         let completions = self.completions.max(wanted);
         let queue = CompletionQueue::new(&self.context, completions, Some(&self.channel))
-            .map_err(broken("a completion queue cannot be made"))?;
+            .map_err(broken("cannot create a completion queue"))?;
         self.queues.push(queue.clone());
         Ok(queue)
     }
@@ -295,7 +295,7 @@ impl VerbsCard {
         for of_lane in options {
             let psn = Psn::from_random(rand::random());
             let lane = RcQueuePair::new(&self.pd, &self.path, queues, psn, of_lane);
-            made.push(lane.map_err(broken("a queue pair cannot be made"))?);
+            made.push(lane.map_err(broken("cannot create a queue pair"))?);
         }
         let messages = match role {
             Role::Writer => None,
@@ -315,14 +315,14 @@ impl VerbsCard {
     fn receives(&self) -> Result<Receives, CardError> {
         let bytes = MESSAGE_RECEIVES as usize * RECEIVE_BYTES;
         let buffer = Buffer::new(bytes)
-            .map_err(|error| CardError::because("there is no memory for messages", error))?;
+            .map_err(|error| CardError::because("cannot allocate memory for messages", error))?;
         let buffer = Arc::new(buffer);
         let owner = Arc::clone(&buffer) as Arc<dyn kvasir_transfer_verbs::Memory>;
         let options = RegionOptions { local_write: true, ..RegionOptions::SOURCE };
         let region = self
             .pd
             .register(owner, 0..bytes, options)
-            .map_err(broken("memory for messages cannot be registered"))?;
+            .map_err(broken("cannot register memory for messages"))?;
         Ok(Receives { buffer, region })
     }
 
@@ -379,7 +379,7 @@ impl VerbsCard {
                 let refused = completion.status() == WcStatus::RemoteAccess;
                 let failure = if refused { Failure::Refused } else { Failure::Broken };
                 let tag = tag.filter(|_| side == Side::Send);
-                tracing::debug!(lane, status = %completion.status(), "a queue pair has failed");
+                tracing::debug!(lane, status = %completion.status(), "a queue pair failed");
                 Some(Event::Failed { lane, tag, failure })
             }
         };
@@ -425,7 +425,7 @@ impl VerbsCard {
                 let Some(of) = self.pipes.get_mut(&pipe) else { return };
                 let is_target = of.messages.is_some();
                 if let Err(error) = of.connect(&lanes, &self.connect) {
-                    tracing::warn!(%error, "a handshake by datagrams comes to nothing");
+                    tracing::warn!(%error, "a handshake by datagrams failed");
                     let failure = Failure::Broken;
                     events.push((pipe, Event::Failed { lane: MESSAGES, tag: None, failure }));
                 } else if is_target {
@@ -435,7 +435,7 @@ impl VerbsCard {
             Heard::Again { pipe } => self.say(pipe),
             Heard::Known => {}
             Heard::Refused => {
-                tracing::debug!("a datagram that belongs to no handshake");
+                tracing::debug!("received a datagram that belongs to no handshake");
                 self.refused_datagrams += 1;
             }
         }
@@ -458,7 +458,7 @@ impl VerbsCard {
             };
             // Its failure is told by what is flushed.
             if let Err(error) = posted {
-                tracing::debug!(%error, "a queue pair takes no receives any more");
+                tracing::debug!(%error, "cannot post receives to a queue pair");
             }
         }
         used.clear();
@@ -476,7 +476,7 @@ impl Pipe {
         options: &ConnectOptions,
     ) -> Result<(), CardError> {
         for (lane, peer) in self.lanes.iter_mut().zip(peers) {
-            lane.connect(peer, options).map_err(broken("a queue pair cannot be connected"))?;
+            lane.connect(peer, options).map_err(broken("cannot connect a queue pair"))?;
         }
         Ok(())
     }
@@ -495,14 +495,14 @@ impl Pipe {
             receives.map(|(into, index)| Receive { into, tag: WorkTag(*index) }).collect();
         self.lanes[MESSAGES]
             .post_receives(&posts)
-            .map_err(|error| CardError::because("receives cannot be posted", error))
+            .map_err(|error| CardError::because("cannot post receives", error))
     }
 
     fn receive_imms(&mut self, lane: usize, count: usize) -> Result<(), CardError> {
         let receive = Receive { into: &[], tag: WorkTag(0) };
         self.lanes[lane]
             .post_receives(&vec![receive; count])
-            .map_err(|error| CardError::because("receives cannot be posted", error))
+            .map_err(|error| CardError::because("cannot post receives", error))
     }
 }
 
@@ -549,7 +549,7 @@ impl Card for VerbsCard {
         Some(Box::new(move || {
             AddressHandle::new(&pd, &path, gid, lid, traffic)
                 .map(drop)
-                .map_err(broken("there is no way to the peer's device"))
+                .map_err(broken("cannot reach the peer's device"))
         }))
     }
 
@@ -567,7 +567,7 @@ impl Card for VerbsCard {
     /// With as many queue pairs as the writer has.
     fn accept(&mut self, pipe: PipeId, writer: &[u8]) -> Result<Vec<u8>, CardError> {
         if Ticket::is_one(writer) {
-            let senseless = || CardError::new("the writer's ticket makes no sense");
+            let senseless = || CardError::new("the writer's ticket is invalid");
             let writer = Ticket::from_bytes(writer).ok_or_else(senseless)?;
             let made = self.make_pipe(Role::Target, writer.lanes)?;
             let (ticket, own) = (self.ticket(writer.lanes)?, made.addresses());
@@ -585,7 +585,7 @@ impl Card for VerbsCard {
     fn connect(&mut self, pipe: PipeId, target: &[u8]) -> Result<(), CardError> {
         if self.handshake == Handshake::Ud {
             let target = Ticket::from_bytes(target).filter(|of| self.handshakes.meet(pipe, *of));
-            let senseless = || CardError::new("the peer does not shake hands by datagrams");
+            let senseless = || CardError::new("the peer does not support handshakes by datagrams");
             self.learn_way(pipe, &target.ok_or_else(senseless)?)?;
             self.say(pipe);
             return Ok(());
@@ -593,7 +593,7 @@ impl Card for VerbsCard {
         let peers = lanes_of(target)?;
         match self.pipes.get_mut(&pipe) {
             Some(pipe) if pipe.lanes.len() == peers.len() => pipe.connect(&peers, &self.connect),
-            _ => Err(CardError::new("the peer's end has another number of queue pairs")),
+            _ => Err(CardError::new("the peer has a different number of queue pairs")),
         }
     }
 
@@ -626,7 +626,7 @@ impl Card for VerbsCard {
         {
             pipe.lanes[lane]
                 .post_template(&mut self.template, TEMPLATE_REQUESTS)
-                .map_err(|error| CardError::because("work cannot be posted", error))?;
+                .map_err(|error| CardError::because("cannot post work requests", error))?;
             posts = rest;
         }
         if posts.is_empty() {
@@ -646,7 +646,7 @@ impl Card for VerbsCard {
             posts.iter().zip(slices.iter()).map(|(post, slice)| request(post, slice)).collect();
         pipe.lanes[lane]
             .post(&requests)
-            .map_err(|error| CardError::because("work cannot be posted", error))
+            .map_err(|error| CardError::because("cannot post work requests", error))
     }
 
     fn cut(&mut self, pipe: PipeId) {
@@ -654,7 +654,7 @@ impl Card for VerbsCard {
         pipe.is_cut = true;
         for lane in &mut pipe.lanes {
             if let Err(error) = lane.cut_off() {
-                tracing::warn!(%error, "a queue pair cannot be cut off, and is destroyed");
+                tracing::warn!(%error, "cannot cut off a queue pair; destroying it");
                 pipe.is_lost = true;
             }
         }
@@ -687,7 +687,8 @@ impl Card for VerbsCard {
         for at in 0..self.queues.len() {
             let queue = self.queues[at].clone();
             for _ in 0..POLLS_MAX {
-                let found = queue.poll(&mut batch).map_err(broken("the device is gone"))?;
+                let found =
+                    queue.poll(&mut batch).map_err(broken("the device no longer responds"))?;
                 any |= !found.is_empty();
                 found.iter().for_each(|completion| self.take(completion, events, &mut used));
                 if found.len() < POLL_BATCH {
@@ -703,7 +704,7 @@ impl Card for VerbsCard {
 
     fn arm(&mut self) -> Result<(), CardError> {
         for queue in &self.queues {
-            queue.arm(Wake::Any).map_err(broken("the device is gone"))?;
+            queue.arm(Wake::Any).map_err(broken("the device no longer responds"))?;
         }
         Ok(())
     }
@@ -727,7 +728,7 @@ impl Card for VerbsCard {
 
     fn look_at_reports(&mut self) -> Result<(), CardError> {
         while let Some(event) =
-            self.context.next_event().map_err(broken("the device reports nothing any more"))?
+            self.context.next_event().map_err(broken("cannot read the events of the device"))?
         {
             match event {
                 DeviceEvent::DeviceFailed | DeviceEvent::CompletionQueueFailed(_) => {
@@ -777,9 +778,9 @@ fn slice_of(
     key: u64,
     (offset, bytes): (u64, u64),
 ) -> Result<LocalSlice, CardError> {
-    let region = regions.get(&key).ok_or_else(|| CardError::new("a region is gone"))?;
+    let region = regions.get(&key).ok_or_else(|| CardError::new("a region no longer exists"))?;
     let slice = region.slice(offset as usize, bytes as usize);
-    slice.map_err(|error| CardError::because("a source does not lie in its region", error))
+    slice.map_err(|error| CardError::because("a source is outside its region", error))
 }
 
 /// A post as the device takes it.

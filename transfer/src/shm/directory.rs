@@ -36,12 +36,12 @@ impl Directory {
 
     /// Whether the engine's worker sleeps; see [`crate::sleeping`].
     pub(crate) fn sleeping(&self) -> &AtomicU32 {
-        sleeping(&self.memory).expect("it lies in the directory")
+        sleeping(&self.memory).expect("the word is inside the directory")
     }
 
     pub(crate) fn publish(&mut self, key: u64, length_bytes: u64) {
         let slot = self.free.pop().expect("as many slots as there may be regions");
-        let entry = entry(&self.memory, slot).expect("slots lie in the directory");
+        let entry = entry(&self.memory, slot).expect("slots are inside the directory");
         entry.publish(key, length_bytes);
         self.slots.insert(key, slot);
     }
@@ -49,7 +49,7 @@ impl Directory {
     /// No check that begins from now on passes.
     pub(crate) fn withdraw(&mut self, key: u64) {
         let Some(slot) = self.slots.remove(&key) else { return };
-        entry(&self.memory, slot).expect("slots lie in the directory").withdraw();
+        entry(&self.memory, slot).expect("slots are inside the directory").withdraw();
         self.free.push(slot);
     }
 

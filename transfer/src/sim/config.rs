@@ -34,7 +34,7 @@ pub struct SimConfig {
     pub message_bytes_max: usize,
     /// Messages that each engine's application may hold.
     pub message_buffers: usize,
-    pub throttle_bytes_per_s: u64,
+    pub send_bytes_per_s_max: u64,
     /// Whether receivers verify checksums.
     pub verify: bool,
 }
@@ -108,7 +108,7 @@ impl Default for SimConfig {
             operations_max: 65_536,
             message_bytes_max: 64 << 10,
             message_buffers: 1024,
-            throttle_bytes_per_s: 0,
+            send_bytes_per_s_max: 0,
             verify: true,
         }
     }

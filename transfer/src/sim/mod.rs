@@ -309,7 +309,7 @@ impl SimEngine {
         self.network.world().place_all(self.node);
         self.with(|_, node| {
             if region.incarnation != node.endpoint.incarnation {
-                return Err(SubmitError::Invalid("the region is another engine's"));
+                return Err(SubmitError::Invalid("the region belongs to another engine"));
             }
             if !mutated(Mutation::RevocationLeftOut) {
                 node.regions.revoke(region.key);
@@ -371,7 +371,7 @@ impl SimEngine {
     pub fn set_wanted(&self, peer: PeerId, wanted: bool) -> Result<(), SubmitError> {
         self.with(|now_us, node| {
             if !node.peers.is_current(peer) {
-                return Err(SubmitError::Invalid("the session is over"));
+                return Err(SubmitError::Invalid("the session has ended"));
             }
             node.sender.set_wanted(peer.session_id(), wanted, now_us);
             Ok(())
@@ -467,7 +467,7 @@ impl SimEngine {
     pub fn expect_imm(&self, expect: Expect, done: Completion) -> Result<(), SubmitError> {
         let Expect { imm, count, deadline } = expect;
         if count == 0 {
-            return Err(SubmitError::Invalid("a count of 0 is reached already"));
+            return Err(SubmitError::Invalid("the count must be above 0"));
         }
         let max = self.network.world().config.operations_max;
         self.with(|now_us, node| {

@@ -80,7 +80,7 @@ const EARLY_IMMS_MAX: usize = 4096;
 impl SimNode {
     pub(super) fn new(incarnation: u64, config: &SimConfig) -> Self {
         let limits = Limits {
-            throttle_bytes_per_s: config.throttle_bytes_per_s,
+            send_bytes_per_s_max: config.send_bytes_per_s_max,
             peer_timeout_us: config.peer_timeout_us,
             grace_us: config.grace_us,
             path_imms_max: config.path_imms_max,

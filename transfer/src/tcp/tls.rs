@@ -36,19 +36,19 @@ pub struct TlsFiles {
 /// Why the files are of no use.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("{} cannot be read as PEM", path.display())]
+    #[error("cannot read {} as PEM", path.display())]
     File {
         path: PathBuf,
         #[source]
         source: rustls::pki_types::pem::Error,
     },
-    #[error("{} holds no certificate", path.display())]
+    #[error("{} contains no certificate", path.display())]
     Empty { path: PathBuf },
-    #[error("`{0}` is no DNS name")]
+    #[error("`{0}` is not a DNS name")]
     Name(String),
-    #[error("the certificates or the key are refused")]
+    #[error("the certificates or the key are invalid")]
     Refused(#[from] rustls::Error),
-    #[error("no peer could be verified with {}", path.display())]
+    #[error("cannot verify peers with {}", path.display())]
     Verifier {
         path: PathBuf,
         #[source]

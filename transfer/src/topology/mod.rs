@@ -54,12 +54,12 @@ pub struct Topology {
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     #[error(
-        "the topology is no JSON of the form {{\"cpu:0\": {{\"preferred\": [\"mlx5_0\"]}}}}: {0}"
+        "the topology is not JSON of the form {{\"cpu:0\": {{\"preferred\": [\"mlx5_0\"]}}}}: {0}"
     )]
     Json(#[from] serde_json::Error),
     #[error("the topology names {device} twice for {location}")]
     Twice { location: Location, device: String },
-    #[error("the topology names {device} for {location}, and this host has {}", known.join(", "))]
+    #[error("the topology names {device} for {location}, but this host has {}", known.join(", "))]
     Unknown { location: Location, device: String, known: Vec<String> },
 }
 
@@ -194,7 +194,7 @@ impl FromStr for Location {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || format!("{text:?} is no memory location: write cpu:0 or cuda:0");
+        let wrong = || format!("{text:?} is not a memory location: write cpu:0 or cuda:0");
         let (kind, number) = text.split_once(':').ok_or_else(wrong)?;
         let number = number.parse().map_err(|_| wrong())?;
         match kind {

@@ -304,7 +304,7 @@ impl Hub {
                     engine = %self.shared.config.name,
                     peer = format_args!("{incarnation:016x}"),
                     %refusal,
-                    "a connection was not taken"
+                    "refused a connection"
                 );
                 Err(HelloReply::declining(Admission::NoSuchPath, 0))
             }
@@ -395,11 +395,12 @@ pub(crate) mod tests {
             Memories::default(),
         )
         .expect("descriptors");
-        let (throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max) = (0, 1, 1, 1);
+        let (send_bytes_per_s_max, peer_timeout_us, grace_us, path_imms_max) = (0, 1, 1, 1);
         let heartbeats = Heartbeats { interval_us: 1, timeout_us: 1, always: false };
         let limits =
-            Limits { throttle_bytes_per_s, peer_timeout_us, grace_us, path_imms_max, heartbeats };
-        let metrics = Metrics::register(&prometheus::Registry::new()).expect("a fresh registry");
+            Limits { send_bytes_per_s_max, peer_timeout_us, grace_us, path_imms_max, heartbeats };
+        let metrics =
+            Metrics::register(&prometheus::Registry::new(), "test").expect("a fresh registry");
         let sender = Sender::new(limits);
         let cards = Default::default();
         (Hub::new(Arc::new(shared), sender, metrics, directory, cards), bells)

@@ -284,9 +284,9 @@ impl Links {
         tracing::info!(
             engine = %hub.shared.config.name,
             peer = format_args!("{incarnation:016x}"),
-            domain = domain.label(),
+            transport = domain.label(),
             ?end,
-            "a writer's connection has ended"
+            "the connection of a writer ended"
         );
         let why = end.loss();
         let ended = Ended { incarnation, path, domain, tell, why };

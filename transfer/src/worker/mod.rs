@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvasir_transfer_core::{Action, Operation, Rails, WriteError};
+use prometheus::IntCounter;
 use rustix::event::{Timespec, epoll};
 
 use crate::doorbell::{announce_sleep, awake};
@@ -344,10 +345,12 @@ impl Worker {
         self.gauges_us = self.hub.now_us + GAUGES_INTERVAL_US;
         let metrics = &self.hub.metrics;
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        let total = |total: u64| i64::try_from(total).unwrap_or(i64::MAX);
+        let raise = |counter: &IntCounter, total: u64| {
+            counter.inc_by(total.saturating_sub(counter.get()));
+        };
         metrics.imm_counters.set(count(self.hub.receiver.imms().len()));
-        metrics.imm_early_forgotten.set(total(self.hub.receiver.imms().early_forgotten()));
-        metrics.imm_excess.set(total(self.hub.receiver.imms().excess()));
+        raise(&metrics.imm_early_discarded, self.hub.receiver.imms().early_forgotten());
+        raise(&metrics.imm_excess, self.hub.receiver.imms().excess());
         metrics.operations.set(count(self.hub.shared.in_flight.load(Ordering::Relaxed)));
         metrics.message_buffers.set(count(self.hub.messages.lent()));
         metrics.connections.set(count(self.links.len()));

@@ -250,7 +250,7 @@ impl Links {
         tracing::warn!(
             engine = %hub.shared.config.name,
             connections_max = hub.shared.config.connections_max,
-            "too many connections are in use: one more peer cannot be reached now"
+            "too many connections are in use; cannot connect to another peer"
         );
         self.session_lost(session, None, Loss::Unreachable, hub);
         false
@@ -602,9 +602,9 @@ impl Links {
         tracing::info!(
             engine = %hub.shared.config.name,
             peer = format_args!("{incarnation:016x}"),
-            domain = domain.map_or("none", Domain::label),
-            ?why,
-            "the session with a peer has ended"
+            transport = domain.map_or("none", Domain::label),
+            reason = ?why,
+            "the session with a peer ended"
         );
         hub.calls.peer(PeerEvent::SessionLost { peer, incarnation, domain, why });
     }
@@ -658,7 +658,10 @@ fn open(
                 Ok(link) => Some(OutLink::Rdma(link)),
                 Err(error) => {
                     let engine = &hub.shared.config.name;
-                    tracing::warn!(%engine, error = error.sentence(), "no pipe to a peer");
+                    tracing::warn!(
+                        %engine, error = error.sentence(),
+                        "cannot create a pipe to a peer"
+                    );
                     None
                 }
             }

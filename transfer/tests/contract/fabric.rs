@@ -42,7 +42,7 @@ pub(crate) enum Kind {
 pub(crate) struct Options {
     pub slice_bytes: usize,
     pub operations_max: usize,
-    pub throttle_bytes_per_s: u64,
+    pub send_bytes_per_s_max: u64,
     pub verify: bool,
     pub message_buffers: usize,
     pub message_bytes_max: usize,
@@ -56,7 +56,7 @@ impl Default for Options {
         Options {
             slice_bytes: 1 << 20,
             operations_max: 4096,
-            throttle_bytes_per_s: 0,
+            send_bytes_per_s_max: 0,
             verify: false,
             message_buffers: 1024,
             message_bytes_max: 64 << 10,
@@ -164,7 +164,7 @@ pub(crate) fn config(kind: Kind, options: Options, run_dir: &std::path::Path) ->
         },
         slice_bytes: options.slice_bytes,
         operations_max: options.operations_max,
-        throttle_bytes_per_s: options.throttle_bytes_per_s,
+        send_bytes_per_s_max: options.send_bytes_per_s_max,
         message_buffers: options.message_buffers,
         message_bytes_max: options.message_bytes_max,
         heartbeat_interval_ms: options.heartbeat_interval.as_millis() as u64,
@@ -222,7 +222,7 @@ impl Fabric {
                 seed: 7,
                 lanes: vec![lane; 2],
                 operations_max: options.operations_max,
-                throttle_bytes_per_s: options.throttle_bytes_per_s,
+                send_bytes_per_s_max: options.send_bytes_per_s_max,
                 verify: options.verify,
                 heartbeat_interval_us: options.heartbeat_interval.as_micros() as u64,
                 heartbeat_timeout_us: options.heartbeat_timeout.as_micros() as u64,
@@ -651,7 +651,7 @@ impl Node {
             Some(Engine::Sim(engine)) => (engine.counts().refused, engine.counts().corrupt),
             Some(Engine::Real { registry, .. }) => (
                 total(registry, "kvasir_transfer_refused_total"),
-                total(registry, "kvasir_transfer_corrupt_total"),
+                total(registry, "kvasir_transfer_corrupt_writes_total"),
             ),
             None => (0, 0),
         }

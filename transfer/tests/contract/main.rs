@@ -106,11 +106,11 @@ contract! {
     a_full_queue_says_so_and_recovers(super::Options { operations_max: 4, ..super::Options::default() }) in cases;
     no_more_expectations_wait_than_may(super::Options { operations_max: 4, ..super::Options::default() }) in cases;
     what_cannot_be_sent_is_not_accepted(super::Options::default()) in cases;
-    a_drained_group_is_settled(super::Options { throttle_bytes_per_s: 4 << 20, ..super::Options::default() }) in faults;
-    a_write_that_is_not_issued_in_time_never_lands(super::Options { throttle_bytes_per_s: 1 << 20, ..super::Options::default() }) in faults;
-    nothing_lands_after_a_cut_off(super::Options { throttle_bytes_per_s: 16 << 20, ..super::Options::default() }) in faults;
+    a_drained_group_is_settled(super::Options { send_bytes_per_s_max: 4 << 20, ..super::Options::default() }) in faults;
+    a_write_that_is_not_issued_in_time_never_lands(super::Options { send_bytes_per_s_max: 1 << 20, ..super::Options::default() }) in faults;
+    nothing_lands_after_a_cut_off(super::Options { send_bytes_per_s_max: 16 << 20, ..super::Options::default() }) in faults;
     a_cut_off_holds_against_connections_that_are_not_made_yet(super::Options::default()) in faults;
-    a_lost_peer_ends_what_was_meant_for_it(super::Options { throttle_bytes_per_s: 1 << 20, ..super::Options::default() }) in faults;
+    a_lost_peer_ends_what_was_meant_for_it(super::Options { send_bytes_per_s_max: 1 << 20, ..super::Options::default() }) in faults;
     a_former_incarnation_cannot_be_reached(super::Options::default()) in faults;
     a_revocation_waits_for_what_is_under_way(super::Options { slice_bytes: 8 << 20, ..super::Options::default() }) in faults;
     a_cut_off_waits_for_what_is_under_way(super::Options { slice_bytes: 8 << 20, ..super::Options::default() }) in faults;
@@ -131,19 +131,19 @@ contract! {
     a_lost_member_fails_its_own_part_only(super::Options::default()) in groups;
     a_refused_slice_fails_its_own_part_only(super::Options::default()) in groups;
     a_scatter_that_cannot_be_sent_is_not_accepted(super::Options { operations_max: 64, ..super::Options::default() }) in groups;
-    a_scatter_is_drained_with_its_group(super::Options { throttle_bytes_per_s: 1 << 20, ..super::Options::default() }) in groups;
+    a_scatter_is_drained_with_its_group(super::Options { send_bytes_per_s_max: 1 << 20, ..super::Options::default() }) in groups;
     a_signal_is_seen_only_behind_its_data(super::Options::default()) in signals;
     whoever_asks_for_the_cards_order_gets_it_or_is_told_of_the_counter(super::Options::default()) in signals;
     a_signal_is_behind_every_slice_of_its_data(super::Options { slice_bytes: 4096, ..super::Options::default() }) in signals;
     a_transfer_of_which_a_put_is_refused_has_no_signal(super::Options::default()) in signals;
     a_signal_that_may_not_be_stored_is_refused(super::Options::default()) in signals;
     a_batch_of_which_a_peer_is_lost_goes_on_with_the_others(super::Options::default()) in signals;
-    a_drained_batch_signals_nothing_afterwards(super::Options { throttle_bytes_per_s: 1 << 20, slice_bytes: 4096, ..super::Options::default() }) in signals;
-    a_batch_ends_by_its_deadline(super::Options { throttle_bytes_per_s: 1 << 20, slice_bytes: 4096, ..super::Options::default() }) in signals;
+    a_drained_batch_signals_nothing_afterwards(super::Options { send_bytes_per_s_max: 1 << 20, slice_bytes: 4096, ..super::Options::default() }) in signals;
+    a_batch_ends_by_its_deadline(super::Options { send_bytes_per_s_max: 1 << 20, slice_bytes: 4096, ..super::Options::default() }) in signals;
     what_cannot_be_put_with_a_signal_is_not_accepted(super::Options { operations_max: 100, ..super::Options::default() }) in signals;
     a_count_that_is_reached_is_mirrored(super::Options::default()) in signals;
     puts_and_other_writes_do_not_hold_up_each_other(super::Options::default()) in signals;
-    the_throttle_paces(super::Options { throttle_bytes_per_s: 8 << 20, ..super::Options::default() }) in faults;
+    the_throttle_paces(super::Options { send_bytes_per_s_max: 8 << 20, ..super::Options::default() }) in faults;
 }
 
 /// Those in which connections are made and lost, once more where cards shake hands by datagrams.
@@ -156,7 +156,7 @@ macro_rules! by_datagrams {
 by_datagrams! {
     a_write_lands_and_is_counted(super::Options::default()) in cases;
     messages_arrive_and_can_be_answered(super::Options::default()) in cases;
-    nothing_lands_after_a_cut_off(super::Options { throttle_bytes_per_s: 16 << 20, ..super::Options::default() }) in faults;
-    a_lost_peer_ends_what_was_meant_for_it(super::Options { throttle_bytes_per_s: 1 << 20, ..super::Options::default() }) in faults;
+    nothing_lands_after_a_cut_off(super::Options { send_bytes_per_s_max: 16 << 20, ..super::Options::default() }) in faults;
+    a_lost_peer_ends_what_was_meant_for_it(super::Options { send_bytes_per_s_max: 1 << 20, ..super::Options::default() }) in faults;
     a_former_incarnation_cannot_be_reached(super::Options::default()) in faults;
 }

@@ -100,7 +100,7 @@ impl Side {
 
     fn sent(&self, card: &str) -> f64 {
         let labels = ["verbs", card, "sent"];
-        counter(&self.registry, "kvasir_transfer_card_bytes_total", &labels)
+        counter(&self.registry, "kvasir_transfer_nic_bytes_total", &labels)
     }
 
     fn sent_by_tcp(&self) -> f64 {

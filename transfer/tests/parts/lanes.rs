@@ -278,7 +278,11 @@ impl Traffic {
             assert_eq!(reached.wait_timeout(LONG), Some(Ok(())), "round {round}");
         }
         until("the gauges", || metric(&self.received, "kvasir_transfer_imm_counters", "") > 0.0);
-        assert_eq!(metric(&self.received, "kvasir_transfer_imm_excess", ""), 0.0, "none too many");
+        assert_eq!(
+            metric(&self.received, "kvasir_transfer_imm_excess_total", ""),
+            0.0,
+            "none too many"
+        );
         let read = |memory: &SharedMemory| {
             let mut bytes = vec![0; BYTES];
             memory.copy_to(0, &mut bytes).expect("it fits");

@@ -76,7 +76,7 @@ impl Side {
 
     /// How often a way was left alone for a moment, because it had ended again and again.
     pub(crate) fn paused(&self, domain: Domain) -> f64 {
-        counter(&self.registry, "kvasir_transfer_ways_paused_total", &[domain.label()])
+        counter(&self.registry, "kvasir_transfer_paths_paused_total", &[domain.label()])
     }
 
     pub(crate) fn sent(&self, domain: Domain) -> f64 {

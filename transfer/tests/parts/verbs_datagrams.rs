@@ -149,7 +149,7 @@ fn datagrams_that_belong_to_no_handshake_are_refused_and_counted() {
     let gid = stranger.path.gid;
 
     let refused =
-        || counter(&target.registry, "kvasir_transfer_card_datagrams_refused_total", &["verbs"]);
+        || counter(&target.registry, "kvasir_transfer_nic_datagrams_refused_total", &["verbs"]);
     let right = offer(ticket.token, OWN_TOKEN, gid, 0x70_0000);
     let mut hostile = vec![
         b"nonsense".to_vec(),

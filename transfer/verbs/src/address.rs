@@ -19,7 +19,7 @@ pub struct QueuePairAddress {
 pub enum AddressError {
     #[error("an address of a queue pair has {expected} bytes, not {actual}")]
     Length { expected: usize, actual: usize },
-    #[error("the number of the queue pair, its first packet or its MTU is out of range")]
+    #[error("the queue pair number, the first packet number or the MTU is out of range")]
     OutOfRange,
 }
 

@@ -36,7 +36,7 @@ impl Drop for ChannelInner {
         let answer = unsafe { (self.context.api().destroy_comp_channel)(self.channel.as_ptr()) };
         if answer != 0 {
             let device = self.context.name();
-            tracing::error!(device, answer, "a completion channel cannot be destroyed");
+            tracing::error!(device, code = answer, "cannot destroy a completion channel");
         }
     }
 }
@@ -143,7 +143,7 @@ impl Drop for CqInner {
         let answer = unsafe { (self.context.api().destroy_cq)(self.cq.as_ptr()) };
         if answer != 0 {
             let device = self.context.name();
-            tracing::error!(device, answer, "a completion queue cannot be destroyed");
+            tracing::error!(device, code = answer, "cannot destroy a completion queue");
         }
     }
 }

@@ -16,8 +16,7 @@ pub enum VerbsError {
     },
     /// Free something, or have the limit raised; it may work later.
     #[error(
-        "{call}: out of memory, of memory that may be locked (`ulimit -l`), or of the device's own \
-         resources"
+        "{call}: out of memory, of lockable memory (`ulimit -l`) or of resources of the device"
     )]
     Exhausted {
         call: &'static str,
@@ -47,8 +46,8 @@ pub enum VerbsError {
     },
     /// Make a larger completion queue, or fewer or shorter queue pairs on it.
     #[error(
-        "the completion queue has room for the completions of {free} more work requests; the queue \
-         pair may have {wanted}"
+        "the completion queue has room for the completions of {free} more work requests, but the \
+         queue pair may have {wanted}"
     )]
     CompletionQueueTooSmall { wanted: u32, free: u32 },
     /// The range does not lie in the memory.
@@ -93,8 +92,8 @@ impl VerbsError {
 /// A range that does not lie in its memory or region, or is longer than one message may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{bytes} bytes at offset {offset} do not lie within {available} bytes, or are more than one \
-     message can carry"
+    "{bytes} bytes at offset {offset} exceed the available {available} bytes or the maximum of one \
+     message"
 )]
 pub struct RangeError {
     pub offset: u64,
@@ -112,13 +111,15 @@ pub enum PostError {
     #[error("the queue pair is not connected")]
     NotConnected,
     /// Nothing was posted. The queue pair had an error or was cut off: make another.
-    #[error("the queue pair is in error and takes no more work")]
+    #[error("the queue pair is in the error state and accepts no more work")]
     Broken,
     /// Nothing was posted. Use registered memory, or ask for more when making the queue pair.
-    #[error("{bytes} inline bytes; the queue pair takes {bytes_max}")]
+    #[error("{bytes} inline bytes exceed the maximum of the queue pair ({bytes_max})")]
     InlineTooLong { bytes: usize, bytes_max: usize },
     /// Nothing was posted.
-    #[error("a work request of {slices} slices; the queue pair takes {slices_max}")]
+    #[error(
+        "{slices} slices of a work request exceed the maximum of the queue pair ({slices_max})"
+    )]
     TooManySlices { slices: usize, slices_max: usize },
     /// The device took the first `posted`, whose completions will come, and refused the next.
     #[error("the device took {posted} work requests and refused the next")]

@@ -113,7 +113,7 @@ impl fmt::Debug for Gid {
 
 /// A text that names no GID.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no GID: give an IPv6 address, or an IPv4 address for RoCE v2")]
+#[error("`{0}` is not a GID: give an IPv6 address, or an IPv4 address for RoCE v2")]
 pub struct GidError(String);
 
 impl FromStr for Gid {

@@ -21,13 +21,11 @@ const FILE: &str = "libibverbs.so.1";
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
     #[error(
-        "RDMA is not available because {FILE} cannot be opened; install it with `apt-get install \
-         libibverbs1 ibverbs-providers` or `dnf install libibverbs`"
+        "RDMA is not available: cannot open {FILE}; install it with `apt-get install libibverbs1 \
+         ibverbs-providers` or `dnf install libibverbs`"
     )]
     Missing(#[source] libloading::Error),
-    #[error(
-        "RDMA is not available because {FILE} has no `{symbol}`; install rdma-core 34 or later"
-    )]
+    #[error("RDMA is not available: {FILE} has no `{symbol}`; install rdma-core 34 or later")]
     TooOld {
         symbol: &'static str,
         #[source]

@@ -146,7 +146,7 @@ impl Drop for Queue {
         let answer = unsafe { (self.pd.context().api().destroy_qp)(self.qp.as_ptr()) };
         if answer != 0 {
             let (device, qp) = (self.pd.context().name(), self.number.get());
-            tracing::error!(device, qp, answer, "a queue pair cannot be destroyed");
+            tracing::error!(device, qp, code = answer, "cannot destroy a queue pair");
             return;
         }
         let Room { send, receive } = Room::of(&self.options);

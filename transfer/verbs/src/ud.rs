@@ -58,7 +58,7 @@ impl Drop for AddressHandle {
         let answer = unsafe { (self.pd.context().api().destroy_ah)(self.ah.as_ptr()) };
         if answer != 0 {
             let device = self.pd.context().name();
-            tracing::error!(device, answer, "an address handle cannot be destroyed");
+            tracing::error!(device, code = answer, "cannot destroy an address handle");
         }
     }
 }

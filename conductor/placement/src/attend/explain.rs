@@ -12,7 +12,7 @@ impl fmt::Display for Decision {
                 let terms = &self.route;
                 write!(
                     f,
-                    "; a layer takes {:.1} on the way + {:.1} at the holder + {:.1} to merge",
+                    "; per layer: transport {:.1} us + holder {:.1} us + merge {:.1} us",
                     terms.transport_us, terms.compute_us, terms.merge_us
                 )?;
             }
@@ -20,18 +20,18 @@ impl fmt::Display for Decision {
         }
         match self.chosen {
             Some(way) => write!(f, "{way}")?,
-            None => f.write_str("no way is open")?,
+            None => f.write_str("no action is available")?,
         }
-        f.write_str(if self.replicate { ", and a replica would pay" } else { "" })
+        f.write_str(if self.replicate { ", and another replica would help" } else { "" })
     }
 }
 
 impl fmt::Display for Price {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Price { way, once_us, step_us, total_us, moved_bytes, closed } = self;
-        write!(f, "{way}: {once_us:.1} us once, {step_us:.1} a step, {total_us:.1} in all")?;
+        write!(f, "{way}: once {once_us:.1} us, per step {step_us:.1} us, total {total_us:.1} us")?;
         write!(f, ", {moved_bytes} bytes")?;
-        closed.map_or(Ok(()), |closed| write!(f, "; not open: {closed}"))
+        closed.map_or(Ok(()), |closed| write!(f, "; unavailable: {closed}"))
     }
 }
 
@@ -49,13 +49,13 @@ impl fmt::Display for Way {
 impl fmt::Display for Closed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Closed::TooSlow => "misses the objective between tokens",
-            Closed::NoRoom => "no room for the rows",
-            Closed::HolderFull => "a holder answers as many as it may",
+            Closed::TooSlow => "misses the TBT objective",
+            Closed::NoRoom => "no capacity for the rows",
+            Closed::HolderFull => "a holder is at its limit of concurrent requests",
             Closed::NoKernel => "a holder has no kernel for the model",
-            Closed::Moved => "rows of another offset, under selection",
-            Closed::NotSelected => "only a selection is gathered",
-            Closed::NoHolder => "nobody has the rows",
+            Closed::Moved => "a selection cannot use rows of another position",
+            Closed::NotSelected => "only a selection can be gathered",
+            Closed::NoHolder => "no node holds the rows",
         })
     }
 }

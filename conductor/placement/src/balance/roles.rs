@@ -125,7 +125,9 @@ impl Roles {
             let member = |instance: &Instance| watched.member(instance, &self.options, now_us);
             let members: Vec<Member> = of_model().map(member).collect();
             let mut plan = watched.balance.plan(&members, now_us)?;
-            if of_model().filter(ends_former).count() >= self.options.balance.changes_max {
+            if of_model().filter(ends_former).count()
+                >= self.options.balance.concurrent_role_changes_max
+            {
                 plan.changes.clear();
             }
             Some((*model, plan))
@@ -224,7 +226,7 @@ fn decode_load(
     if answers == 0.0 {
         return 0.0;
     }
-    let places = answers / f64::from(report.max_running.max(1));
+    let places = answers / f64::from(report.running_requests_max.max(1));
     let slots_taken = report.slots_total.saturating_sub(view.slots_left(instance));
     let slots = f64::from(slots_taken) / f64::from(report.slots_total.max(1));
     let alone = DecodeLoad { running: 1.0, joining: 0.0, prompt_tokens: 0.0 };

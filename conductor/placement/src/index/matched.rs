@@ -53,20 +53,20 @@ impl PrefixMatch {
     }
 
     /// Leading blocks of the chain that this node holds.
-    pub fn held_blocks(&self, node: NodeIndex) -> u32 {
+    pub fn cached_blocks(&self, node: NodeIndex) -> u32 {
         self.held.get(usize::from(node.0)).copied().unwrap_or(0)
     }
 
     /// Leading blocks that this node holds in VRAM or DRAM.
     pub fn memory_blocks(&self, node: NodeIndex) -> u32 {
-        let held = self.held_blocks(node);
+        let held = self.cached_blocks(node);
         self.fast.get(usize::from(node.0)).map_or(held, |fast| held.min(*fast))
     }
 
     /// Leading blocks that this node holds in VRAM.
     pub fn vram_blocks(&self, node: NodeIndex) -> u32 {
         let vram = self.vram.get(usize::from(node.0)).copied().unwrap_or(0);
-        vram.min(self.held_blocks(node))
+        vram.min(self.cached_blocks(node))
     }
 
     /// A match that says this, for replays and tests: `(node, held, held in memory)`.

@@ -72,7 +72,7 @@ pub struct TierBlocks {
 
 /// There are as many nodes as the limits allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the index has {nodes_max} nodes already")]
+#[error("the index already has {nodes_max} nodes, the maximum")]
 pub struct TooManyNodes {
     pub nodes_max: u16,
 }

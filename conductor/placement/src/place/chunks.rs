@@ -143,9 +143,9 @@ impl Planner<'_> {
             is_moved: true,
             is_opened: before.iter().any(PlacedChunk::is_routed),
             prefill_tokens: u64::from(self.prompt_tokens).saturating_sub(behind) as u32,
-            answer_tokens: match self.request.is_endless {
+            generated_tokens: match self.request.is_endless {
                 true => self.request.max_tokens,
-                false => self.request.max_tokens.min(instance.decode_model.answer_tokens()),
+                false => self.request.max_tokens.min(instance.decode_model.generated_tokens()),
             },
             always: false,
             step_us: before

@@ -30,7 +30,7 @@ impl Planner<'_> {
         let mut decodes = self.price_decodes(self.request.now_us, &prefills);
         let verdict = |at, alone| {
             let fits = self.prompt_blocks <= prompt_blocks_max(self.at(at));
-            if fits { alone } else { Verdict::NoRoom }
+            if fits { alone } else { Verdict::NoCapacity }
         };
         for prefill in prefills.iter_mut().filter(|prefill| eligible(prefill.verdict)) {
             prefill.verdict = verdict(prefill.at, Verdict::NoDecode);
@@ -105,7 +105,7 @@ impl Planner<'_> {
             (candidate.at, candidate.verdict, slots)
         });
         let decodes = decodes.iter().map(|candidate| {
-            let slots = self.decode_slots(self.at(candidate.at), candidate.held_blocks);
+            let slots = self.decode_slots(self.at(candidate.at), candidate.cached_blocks);
             (candidate.at, candidate.verdict, slots)
         });
         match (self.side_in_us(prefills), self.side_in_us(decodes)) {
@@ -119,8 +119,11 @@ impl Planner<'_> {
         let mut most: Option<(&Instance, u32)> = None;
         for (at, verdict, slots) in side {
             match verdict {
-                Verdict::Excluded | Verdict::NotNamed | Verdict::NotWhole | Verdict::Draining => {}
-                Verdict::NoRoom => {
+                Verdict::Excluded
+                | Verdict::NotRequested
+                | Verdict::NotFull
+                | Verdict::Draining => {}
+                Verdict::NoCapacity => {
                     let instance = self.at(at);
                     let left = |(instance, slots): (&Instance, u32)| {
                         i64::from(self.view.slots_left(instance)) - i64::from(slots)

@@ -12,13 +12,13 @@ impl Planner<'_> {
         } else if instance.report.draining {
             Verdict::Draining
         } else if !self.has_room(instance, slots) && !self.could_hold_idle(instance, slots) {
-            Verdict::NoRoom
+            Verdict::NoCapacity
         } else if instance.avoided() {
             Verdict::Avoided
         } else if !self.has_room(instance, slots) {
-            Verdict::RoomUnreported
+            Verdict::CapacityUnknown
         } else {
-            Verdict::Worse
+            Verdict::HigherCost
         }
     }
 
@@ -49,7 +49,7 @@ impl Planner<'_> {
         let (prefills, decodes) = (self.at(prefill.at), self.at(decode.at));
         let slots = self
             .prefill_slots(prefills, prefill.memory_blocks)
-            .saturating_add(self.decode_slots(decodes, decode.held_blocks));
+            .saturating_add(self.decode_slots(decodes, decode.cached_blocks));
         self.has_room(prefills, slots) || self.could_hold_idle(prefills, slots)
     }
 

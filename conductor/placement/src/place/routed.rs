@@ -107,9 +107,9 @@ impl Planner<'_> {
             is_moved: false,
             is_opened: false,
             prefill_tokens: self.prompt_tokens - prefix_tokens,
-            answer_tokens: match self.request.is_endless {
+            generated_tokens: match self.request.is_endless {
                 true => self.request.max_tokens,
-                false => self.request.max_tokens.min(instance.decode_model.answer_tokens()),
+                false => self.request.max_tokens.min(instance.decode_model.generated_tokens()),
             },
             always: routing.always || self.request.steering.prefix.is_some(),
             step_us: decode.tbt_us,
@@ -138,7 +138,7 @@ impl Planner<'_> {
             && request.steering.prefix.is_none_or(|way| way == Way::Route);
         let own = self.memory_blocks(instance);
         let best = self.best_in_memory.or(self.best);
-        match best.filter(|_| may && self.held_blocks(instance) == own) {
+        match best.filter(|_| may && self.cached_blocks(instance) == own) {
             Some((_, best)) => self.memory_blocks(self.at(best as u32)).saturating_sub(own),
             None => 0,
         }

@@ -99,7 +99,7 @@ impl Instance {
             let step_us =
                 |running| self.decode_model.predict_step_us(running, context * f64::from(running));
             let in_time = |running: &u32| step_us(*running) <= objective_us;
-            let running = (1..=self.report.max_running).rev().find(in_time).unwrap_or(1);
+            let running = (1..=self.report.running_requests_max).rev().find(in_time).unwrap_or(1);
             return self.answers_left_in_us(running - 1, now_us);
         }
         let quarters = (1..=16).map(|quarters| self.decode_model.answer_us() / 4 * quarters);
@@ -119,7 +119,7 @@ impl Instance {
 
     /// How long a step takes then, by the step model.
     fn step_us(&self, load: DecodeLoad) -> u64 {
-        let running_max = f64::from(self.report.max_running.max(1));
+        let running_max = f64::from(self.report.running_requests_max.max(1));
         let running = load.running.min(running_max).ceil();
         let mean_tokens = self.decodes.mean_tokens().unwrap_or(load.prompt_tokens);
         self.decode_model.predict_step_us(running as u32, running * mean_tokens)

@@ -38,7 +38,7 @@ use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
 use crate::routing::{RoutePart, RoutedRows};
 
 /// The form in which decisions are written. Another one is refused, not guessed at.
-const FORM: u32 = 10;
+const FORM: u32 = 11;
 /// No time that is read back may be later than this, so that sums of times stay numbers: thirty years.
 const US_MAX: u64 = 1_000_000_000_000_000;
 /// Nor may any other number be larger.
@@ -142,7 +142,7 @@ struct HostInputs {
     #[serde(with = "form::text")]
     node: Arc<str>,
     /// Leading blocks of the prompt, and those of them that are not on an SSD.
-    held_blocks: u32,
+    cached_blocks: u32,
     memory_blocks: u32,
     slots_total: u32,
     slots_available: u32,
@@ -175,7 +175,7 @@ struct InstanceInputs {
     /// Which of the nodes is its own.
     host: u32,
     role: Role,
-    max_running: u32,
+    running_requests_max: u32,
     /// What its queries are, where it sends some.
     routed: Option<RoutedRows>,
     draining: bool,
@@ -213,11 +213,11 @@ pub struct Difference {
 /// Why a recorded decision cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordedError {
-    #[error("it is no recorded decision: {0}")]
+    #[error("not a recorded decision: {0}")]
     Malformed(#[from] serde_json::Error),
-    #[error("it is written in form {found}; this version reads form {FORM}")]
+    #[error("the decision has format {found}; this version reads format {FORM}")]
     Form { found: Value },
-    #[error("`{field}` is out of bounds")]
+    #[error("`{field}` is out of range")]
     OutOfBounds { field: &'static str },
 }
 
@@ -301,7 +301,7 @@ impl Inputs {
         let chunk = |chunk: &AskedChunk| {
             let held = |instance: &&Instance| {
                 let (matched, node) = (&chunk.matched, instance.report.node);
-                (matched.held_blocks(node), matched.memory_blocks(node))
+                (matched.cached_blocks(node), matched.memory_blocks(node))
             };
             let (first_position, blocks) = (chunk.first_position, chunk.blocks);
             ChunkInputs { first_position, blocks, held: of_hosts.iter().map(held).collect() }
@@ -389,7 +389,7 @@ impl Inputs {
         let held = self
             .hosts
             .iter()
-            .map(|host| (NodeIndex(host.node_index), host.held_blocks, host.memory_blocks));
+            .map(|host| (NodeIndex(host.node_index), host.cached_blocks, host.memory_blocks));
         let matched = PrefixMatch::from_memory_and_all(&held.collect::<Vec<_>>());
         place(&self.view(), &matched, &request)
     }
@@ -423,7 +423,7 @@ impl Inputs {
         // An instance without a node was never written: what is read is checked.
         let with_host = |instance: &InstanceInputs| {
             let host = self.hosts.get(instance.host as usize)?;
-            Some(instance.restore((host, &spec), self.policy.rank_stretch))
+            Some(instance.restore((host, &spec), self.policy.shortest_prefill_first_factor))
         };
         view.instances = self.instances.iter().filter_map(with_host).collect();
         let row = |one: &Instance| (one.report.instance_id.clone(), one.report.node_id.clone());
@@ -434,14 +434,14 @@ impl Inputs {
 
     /// What is beyond all bounds, if anything: sums of what is within them are numbers.
     fn check(&self) -> Result<(), &'static str> {
-        let Policy { kvcache_balancing_threshold, rank_stretch, .. } = self.policy;
+        let Policy { kvcache_balancing_threshold, shortest_prefill_first_factor, .. } = self.policy;
         let within = |field, values: &[f64]| {
             let is_within = |value: &f64| value.is_finite() && value.abs() <= VALUE_MAX;
             if values.iter().all(is_within) { Ok(()) } else { Err(field) }
         };
         within("policy", &[kvcache_balancing_threshold])?;
-        if !(0.0..=1e3).contains(&rank_stretch) {
-            return Err("rank_stretch");
+        if !(0.0..=1e3).contains(&shortest_prefill_first_factor) {
+            return Err("shortest_prefill_first_factor");
         }
         if let Some(RouteInputs { layer, step, open_us, .. }) = &self.routes {
             within("routes", layer)?;
@@ -468,9 +468,15 @@ impl Inputs {
             }
             let PrefillProfile { base_us, token_us, pair_us, reused_us } = instance.prefill;
             within("prefill", &[base_us, token_us, pair_us, reused_us])?;
-            let LearnedDecode { base_us, sequence_us, token_us, scale, answer_us, answer_tokens } =
-                instance.decode;
-            let decode = [base_us, sequence_us, token_us, scale, answer_us, answer_tokens];
+            let LearnedDecode {
+                base_us,
+                sequence_us,
+                token_us,
+                scale,
+                answer_us,
+                generated_tokens,
+            } = instance.decode;
+            let decode = [base_us, sequence_us, token_us, scale, answer_us, generated_tokens];
             within("decode", &decode)?;
             if let Some(TbtInputs { coefficients, off, slowest_us }) = instance.tbt.as_deref() {
                 within("tbt", &[*slowest_us])?;
@@ -483,8 +489,8 @@ impl Inputs {
             early("answers_end_us", instance.answers_end_us.iter().copied())?;
             early("answers_begin_us", instance.answers_begin_us.iter().copied())?;
             early("answers_tokens", [instance.answers_tokens, instance.answers_begun_tokens])?;
-            if instance.max_running > RUNNING_MAX {
-                return Err("max_running");
+            if instance.running_requests_max > RUNNING_MAX {
+                return Err("running_requests_max");
             }
             if instance.other_tokens > 1 << 30 {
                 return Err("other_tokens");
@@ -521,7 +527,7 @@ impl HostInputs {
         HostInputs {
             node_index: report.node.0,
             node: Arc::clone(&report.node_id.0),
-            held_blocks: matched.held_blocks(report.node),
+            cached_blocks: matched.cached_blocks(report.node),
             memory_blocks: matched.memory_blocks(report.node),
             slots_total: host.slots_total,
             slots_available: host.slots_available,
@@ -570,7 +576,7 @@ impl InstanceInputs {
             instance: Arc::clone(&report.instance_id.0),
             host,
             role: instance.role,
-            max_running: report.max_running,
+            running_requests_max: report.running_requests_max,
             routed: report.model.routed,
             draining: report.draining,
             avoided: instance.avoided(),
@@ -592,7 +598,11 @@ impl InstanceInputs {
         }
     }
 
-    fn restore(&self, (host, spec): (&HostInputs, &ModelSpec), rank_stretch: f64) -> Instance {
+    fn restore(
+        &self,
+        (host, spec): (&HostInputs, &ModelSpec),
+        shortest_prefill_first_factor: f64,
+    ) -> Instance {
         Instance {
             reference: InstanceRef(self.reference),
             host_at: self.host as usize,
@@ -605,9 +615,9 @@ impl InstanceInputs {
                 node_id: NodeId(Arc::clone(&host.node)),
                 attachment: (0, 0),
                 role: self.role,
-                plays: None,
+                current_role: None,
                 model: ModelSpec { routed: self.routed, ..spec.clone() },
-                max_running: self.max_running,
+                running_requests_max: self.running_requests_max,
                 slots_total: host.slots_total,
                 slots_available: host.slots_available,
                 ssd_reads: SsdReads::default(),
@@ -625,7 +635,7 @@ impl InstanceInputs {
             })),
             routes_in: 0,
             pushes: None,
-            prefills: PrefillQueue::from_parts(&self.prefills, rank_stretch),
+            prefills: PrefillQueue::from_parts(&self.prefills, shortest_prefill_first_factor),
             decodes: DecodeBookings::from_parts(
                 self.answers_end_us.clone(),
                 self.answers_begin_us.clone(),

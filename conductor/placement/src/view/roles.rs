@@ -7,7 +7,7 @@ use super::{ClusterView, InstanceReport, ModelIndex, Role};
 impl InstanceReport {
     /// What it plays while others fill the other role.
     pub fn playing(&self) -> Role {
-        self.plays.filter(|_| self.role == Role::Both).unwrap_or(self.role)
+        self.current_role.filter(|_| self.role == Role::Both).unwrap_or(self.role)
     }
 }
 

@@ -9,7 +9,7 @@ use kvasir_proto::v1;
 use super::*;
 use crate::cluster::BalanceOptions;
 
-const WISHED: &str = "kvasir_conductor_balance_instances_wished";
+const WISHED: &str = "kvasir_conductor_balance_instances_recommended";
 const CHANGES: &str = "kvasir_conductor_role_changes_total";
 
 fn options(acts: bool) -> BalanceOptions {
@@ -86,7 +86,7 @@ async fn engines_that_do_both_are_divided_and_the_conductor_follows_what_their_n
     // An engine that attaches anew plays both, and the other one helps out until it has a role again.
     let mut status = nodes[0].described.lock().expect("no test panicked with it").clone();
     let instance = first(&mut status);
-    (instance.plays, instance.role_version, instance.attach_epoch) = (0, 0, 2);
+    (instance.current_role, instance.role_version, instance.attach_epoch) = (0, 0, 2);
     *nodes[0].described.lock().expect("no test panicked with it") = status.clone();
     events[0].status(status).await;
     eventually("it is told again", || told(&nodes[0]).len() == 2).await;
@@ -102,11 +102,13 @@ async fn what_is_only_wished_for_is_a_metric_and_nobody_is_told() {
     are_busy(&nodes, &events).await;
     eventually("there is a wish", || world.metric(WISHED) > 0.0).await;
     eventually("people see it", || !world.cluster.overview().balance.is_empty()).await;
-    eventually("they would be divided", || world.cluster.overview().balance[0].prefills_wished > 0)
-        .await;
+    eventually("they would be divided", || {
+        world.cluster.overview().balance[0].prefills_recommended > 0
+    })
+    .await;
     let seen = &world.cluster.overview().balance[0];
     assert_eq!((&*seen.model, seen.prefills, seen.decodes, seen.both), ("tiny", 0, 0, 2));
-    assert!(seen.decodes_wished > 0 && seen.both_wished == 0, "{seen:?}");
+    assert!(seen.decodes_recommended > 0 && seen.both_recommended == 0, "{seen:?}");
     // Several windows later.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(told(&nodes[0]).is_empty() && told(&nodes[1]).is_empty());
@@ -141,7 +143,7 @@ async fn of_two_conductors_one_is_too_late_and_both_follow_the_other() {
     assert!(worlds.iter().all(is_divided), "they agree");
     let plays = |node: &FakeNode| {
         let mut described = node.described.lock().expect("no test panicked with it");
-        first(&mut described).plays()
+        first(&mut described).current_role()
     };
     assert_ne!(plays(&nodes[0]), plays(&nodes[1]));
 }

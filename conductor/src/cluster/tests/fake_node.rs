@@ -33,8 +33,8 @@ pub(super) fn engine(instance_id: &str, role: v1::Role) -> v1::AttachedInstance 
         }),
         grpc_address: "127.0.0.1:9".to_string(),
         attach_epoch: 1,
-        max_running: 8,
-        plays: 0,
+        running_requests_max: 8,
+        current_role: 0,
         role_version: 0,
         instance_type: String::new(),
     };
@@ -68,7 +68,7 @@ pub(super) fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1
         load_at_unix_ms: 0,
         slots_available: 1_000,
         ssd: None,
-        keeps: false,
+        persists_contexts: false,
     }
 }
 
@@ -259,10 +259,10 @@ impl StoreNode for Service {
         Err(Status::unimplemented("following a node renews nothing"))
     }
 
-    async fn keep_context(
+    async fn persist_context(
         &self,
-        _: Request<v1::KeepContextRequest>,
-    ) -> Result<Response<v1::KeepContextReply>, Status> {
+        _: Request<v1::PersistContextRequest>,
+    ) -> Result<Response<v1::PersistContextReply>, Status> {
         Err(Status::unimplemented("it keeps nothing"))
     }
 
@@ -280,10 +280,10 @@ impl StoreNode for Service {
         Err(Status::unimplemented("it keeps nothing"))
     }
 
-    async fn drop_context(
+    async fn delete_context(
         &self,
-        _: Request<v1::DropContextRequest>,
-    ) -> Result<Response<v1::DropContextReply>, Status> {
+        _: Request<v1::DeleteContextRequest>,
+    ) -> Result<Response<v1::DeleteContextReply>, Status> {
         Err(Status::unimplemented("it keeps nothing"))
     }
 
@@ -293,7 +293,7 @@ impl StoreNode for Service {
     ) -> Result<Response<v1::PrefetchReply>, Status> {
         let blocks = request.get_ref().keys.len() as u32 / 16;
         self.hints.lock().expect("no test panicked with it").push(request.into_inner());
-        Ok(Response::new(v1::PrefetchReply { memory_blocks: 0, rising_blocks: blocks }))
+        Ok(Response::new(v1::PrefetchReply { memory_blocks: 0, promoting_blocks: blocks }))
     }
 
     async fn replicate(
@@ -315,7 +315,7 @@ impl StoreNode for Service {
         if instance.role_version != request.expected_version {
             return Err(Status::aborted("another version"));
         }
-        instance.plays = request.role;
+        instance.current_role = request.role;
         instance.role_version += 1;
         let role_version = instance.role_version;
         drop(described);

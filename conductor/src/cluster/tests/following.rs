@@ -18,7 +18,7 @@ async fn it_is_ready_once_both_roles_are_there_and_every_snapshot_is_taken_in() 
     assert!(!world.is_ready());
     to_p.snapshot(0, &[]).await;
     to_d.part(0, &prompt_keys()[..5], true, false).await;
-    eventually("one is warm", || world.metric("kvasir_conductor_nodes_warm") == 1.0).await;
+    eventually("one is warm", || world.metric("kvasir_conductor_nodes_synced") == 1.0).await;
     assert!(!world.is_ready());
     to_d.part(0, &prompt_keys()[5..], false, true).await;
     eventually("ready", || world.is_ready()).await;
@@ -44,7 +44,7 @@ async fn one_role_alone_is_not_ready() {
     let mut p = node("p", v1::Role::Prefill).await;
     let world = World::of(&[&p]);
     let _events = followed(&mut p).await;
-    eventually("it is warm", || world.metric("kvasir_conductor_nodes_warm") == 1.0).await;
+    eventually("it is warm", || world.metric("kvasir_conductor_nodes_synced") == 1.0).await;
     assert!(!world.is_ready());
     let want = Refusal::NoInstance { model: "tiny".to_string(), missing: Missing::Decode };
     assert_eq!(world.plan().expect_err("nobody decodes"), want);
@@ -70,7 +70,7 @@ async fn changes_are_applied_in_order_after_the_snapshot() {
     events.changes(51, &[(true, a), (true, b), (false, b)]).await;
     eventually("one more", || world.held() == Some(8)).await;
     assert_eq!(world.metric("kvasir_conductor_index_changes_total"), 13.0);
-    assert_eq!(world.metric("kvasir_conductor_node_losses_total"), 0.0);
+    assert_eq!(world.metric("kvasir_conductor_node_disconnects_total"), 0.0);
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn a_gap_leads_to_a_new_snapshot() {
     assert_eq!(events.request, v1::EventsRequest::default());
     events.snapshot(2, &keys[..5]).await;
     eventually("the new snapshot", || world.held() == Some(5)).await;
-    assert_eq!(world.metric("kvasir_conductor_node_losses_total"), 1.0);
+    assert_eq!(world.metric("kvasir_conductor_node_disconnects_total"), 1.0);
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn a_snapshot_in_midstream_replaces_all_that_was_known() {
     events.changes(91, &[(false, keys[4])]).await;
     eventually("it goes on from there", || world.held() == Some(5)).await;
     assert_eq!(world.metric("kvasir_conductor_index_entries"), 5.0);
-    assert_eq!(world.metric("kvasir_conductor_nodes_warm"), 1.0);
+    assert_eq!(world.metric("kvasir_conductor_nodes_synced"), 1.0);
 }
 
 #[tokio::test]
@@ -128,7 +128,7 @@ async fn what_was_lost_unnoticed_shows_in_the_digests_and_is_mended() {
     eventually("they agree again", || digests(&world) == [2.0, 1.0, 0.0]).await;
     assert_eq!(world.held(), Some(4));
     assert_eq!(world.metric("kvasir_conductor_index_snapshots_total"), 2.0);
-    assert_eq!(world.metric("kvasir_conductor_node_losses_total"), 0.0);
+    assert_eq!(world.metric("kvasir_conductor_node_disconnects_total"), 0.0);
 }
 
 #[tokio::test]
@@ -164,7 +164,7 @@ async fn digests_that_no_snapshot_helps_do_not_bring_one_after_the_other() {
 #[tokio::test]
 async fn digests_are_compared_only_where_they_are_exact() {
     let mut b = node("b", v1::Role::Both).await;
-    let world = World::with(vec![b.address.to_string()], |options| options.index_keys_max = 6);
+    let world = World::with(vec![b.address.to_string()], |options| options.index_blocks_max = 6);
     let keys = prompt_keys();
     let events = b.subscription().await;
     events.snapshot(9, &keys[..5]).await;
@@ -185,7 +185,7 @@ async fn digests_are_compared_only_where_they_are_exact() {
 async fn a_node_of_which_nothing_had_room_is_compared_again_after_a_snapshot() {
     let (mut a, mut b) = (node("a", v1::Role::Both).await, node("b", v1::Role::Both).await);
     let nodes = vec![a.address.to_string(), b.address.to_string()];
-    let world = World::with(nodes, |options| options.index_keys_max = 3);
+    let world = World::with(nodes, |options| options.index_blocks_max = 3);
     let keys = prompt_keys();
     let to_a = a.subscription().await;
     to_a.snapshot(0, &keys[..3]).await;
@@ -238,7 +238,7 @@ async fn a_lost_node_is_gone_soon_and_comes_back() {
     drop((p, to_p));
     eventually("it is gone", || world.plan().is_err()).await;
     assert_eq!(world.metric("kvasir_conductor_index_entries"), 0.0);
-    assert_eq!(world.metric("kvasir_conductor_nodes_up"), 1.0);
+    assert_eq!(world.metric("kvasir_conductor_nodes_connected"), 1.0);
     assert!(!world.is_ready());
     assert!(world.cluster.model("tiny").is_ok(), "it is known, but not served now");
     let mut p = FakeNode::start_at(description("p", 2, v1::Role::Prefill), address).await;
@@ -258,14 +258,14 @@ async fn a_node_whose_stream_ends_is_kept_and_goes_on_where_it_was() {
     let member = || world.plan().expect("placed").placement.prefill().instance;
     let before = member();
     drop(events);
-    eventually("lost", || world.metric("kvasir_conductor_node_losses_total") == 1.0).await;
+    eventually("lost", || world.metric("kvasir_conductor_node_disconnects_total") == 1.0).await;
     assert!(world.is_ready());
     let events = b.subscription().await;
     assert_eq!(world.held(), Some(10), "until it says what it holds");
     events.snapshot(0, &prompt_keys()[..3]).await;
     eventually("the new snapshot", || world.held() == Some(3)).await;
     assert_eq!(member(), before, "what is booked there still counts");
-    assert_eq!(world.metric("kvasir_conductor_nodes_up"), 1.0);
+    assert_eq!(world.metric("kvasir_conductor_nodes_connected"), 1.0);
     // Another incarnation is another node.
     b.described.lock().expect("free").incarnation = 2;
     drop(events);
@@ -312,7 +312,7 @@ async fn a_silent_node_is_lost() {
     let world = World::with(vec![b.address.to_string()], |options| options.silence_ms_max = 100);
     let events = followed(&mut b).await;
     events.ended().await;
-    eventually("counted", || world.metric("kvasir_conductor_node_losses_total") >= 1.0).await;
+    eventually("counted", || world.metric("kvasir_conductor_node_disconnects_total") >= 1.0).await;
     let _again = b.subscription().await;
 }
 
@@ -353,7 +353,7 @@ async fn what_cannot_be_read_ends_the_stream_and_nothing_else() {
     events.ended().await;
     let _events = followed(&mut b).await;
     eventually("it goes on", || world.held() == Some(0)).await;
-    assert_eq!(world.metric("kvasir_conductor_node_losses_total"), 10.0);
+    assert_eq!(world.metric("kvasir_conductor_node_disconnects_total"), 10.0);
 }
 
 #[tokio::test]
@@ -374,7 +374,7 @@ async fn an_engine_that_attaches_again_has_a_new_channel_and_one_that_detaches_i
     status.instances.clear();
     events.status(status).await;
     eventually("detached", || world.plan().is_err()).await;
-    assert_eq!(world.metric("kvasir_conductor_nodes_up"), 1.0);
+    assert_eq!(world.metric("kvasir_conductor_nodes_connected"), 1.0);
 }
 
 #[tokio::test]
@@ -384,20 +384,20 @@ async fn a_node_that_is_listed_under_two_addresses_counts_once() {
     let world = World::with(vec![b.address.to_string(), by_name], |_| {});
     let _events = followed(&mut b).await;
     eventually("the second is refused", || {
-        world.metric("kvasir_conductor_node_losses_total") >= 1.0
+        world.metric("kvasir_conductor_node_disconnects_total") >= 1.0
     })
     .await;
-    assert_eq!(world.metric("kvasir_conductor_nodes_up"), 1.0);
+    assert_eq!(world.metric("kvasir_conductor_nodes_connected"), 1.0);
 }
 
 #[tokio::test]
 async fn what_does_not_fit_into_the_index_is_left_out_and_counted() {
     let mut b = node("b", v1::Role::Both).await;
-    let world = World::with(vec![b.address.to_string()], |options| options.index_keys_max = 6);
+    let world = World::with(vec![b.address.to_string()], |options| options.index_blocks_max = 6);
     let events = b.subscription().await;
     events.snapshot(0, &prompt_keys()).await;
     eventually("six of ten", || world.held() == Some(6)).await;
-    assert_eq!(world.metric("kvasir_conductor_index_full_total"), 4.0);
+    assert_eq!(world.metric("kvasir_conductor_index_dropped_blocks_total"), 4.0);
 }
 
 #[tokio::test]

@@ -79,7 +79,7 @@ impl World {
 
     /// Leading blocks of the prompt that the prefill side is thought to hold.
     fn held(&self) -> Option<u32> {
-        self.plan().ok().map(|plan| plan.prefill.held_blocks)
+        self.plan().ok().map(|plan| plan.prefill.cached_blocks)
     }
 
     /// The sum over all labels of a counter or gauge.

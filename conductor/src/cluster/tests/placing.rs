@@ -20,7 +20,7 @@ async fn a_placed_request_has_the_handles_of_what_was_chosen() {
     assert_eq!(&placed.prefill.node.endpoint[..], b"endpoint of p");
     assert_eq!(*placed.prefill.node.address, p.address.to_string());
     let decode = placed.decode.as_ref().expect("a pair");
-    assert_eq!((&*decode.node.node_id.0, decode.held_blocks), ("d", 10));
+    assert_eq!((&*decode.node.node_id.0, decode.cached_blocks), ("d", 10));
     let fetch = placed.fetch.as_ref().expect("a fetch");
     assert_eq!((&*fetch.node.node_id.0, fetch.from_block, fetch.until_block), ("d", 0, 10));
     assert_eq!(fetch.bytes, 10 * 64 * 100 * 2);
@@ -57,7 +57,7 @@ async fn what_the_network_is_said_to_carry_decides_the_first_fetch() {
         let _to_p = followed(&mut p).await;
         let to_d = d.subscription().await;
         to_d.snapshot(0, &prompt_keys()).await;
-        let knows_d = |plan: Plan| plan.decode.is_some_and(|decode| decode.held_blocks == 10);
+        let knows_d = |plan: Plan| plan.decode.is_some_and(|decode| decode.cached_blocks == 10);
         eventually("the prompt is seen on d", || world.plan().is_ok_and(knows_d)).await;
         let plan = world.plan().expect("placed");
         assert_eq!(plan.fetch.is_some(), fetches, "{}", plan.placement);
@@ -91,7 +91,7 @@ async fn a_booking_counts_until_it_is_dropped() {
     );
     assert_eq!(world.metric("kvasir_conductor_placements_total"), 2.0);
     let families = world.registry.gather();
-    let real = families.iter().find(|f| f.name() == "kvasir_conductor_ttft_real_seconds");
+    let real = families.iter().find(|f| f.name() == "kvasir_conductor_ttft_measured_seconds");
     let count = real.expect("registered").get_metric()[0].get_histogram().get_sample_count();
     assert_eq!(count, 1, "the first token comes once");
 }
@@ -268,9 +268,9 @@ async fn what_answers_saw_refuses_by_the_time_between_tokens() {
         let family = families.iter().find(|family| family.name() == name).expect("registered");
         family.get_metric()[0].get_histogram().get_sample_count()
     };
-    assert_eq!(samples("kvasir_conductor_tbt_real_seconds"), 120);
-    assert_eq!(samples("kvasir_conductor_tbt_real_over_predicted_ratio"), 120);
-    assert_eq!(samples("kvasir_conductor_prefill_real_over_predicted_ratio"), 120);
+    assert_eq!(samples("kvasir_conductor_tbt_measured_seconds"), 120);
+    assert_eq!(samples("kvasir_conductor_tbt_measured_to_predicted_ratio"), 120);
+    assert_eq!(samples("kvasir_conductor_prefill_measured_to_predicted_ratio"), 120);
     let error = |of: &str| {
         let families = world.registry.gather();
         let name = "kvasir_conductor_prediction_error_ratio";

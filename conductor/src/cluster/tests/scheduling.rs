@@ -56,9 +56,9 @@ async fn a_schedule_names_whom_to_call_and_books_nothing() {
     let prefill = reply.prefill.expect("named");
     assert_eq!((&*prefill.node_id, &*prefill.instance_id), ("p", "engine-p"));
     assert_eq!(prefill.node_address, p.address.to_string());
-    assert_eq!((&*prefill.engine_address, prefill.held_blocks), ("127.0.0.1:9", 0));
+    assert_eq!((&*prefill.engine_address, prefill.cached_blocks), ("127.0.0.1:9", 0));
     let decode = reply.decode.expect("named");
-    assert_eq!((&*decode.node_id, decode.held_blocks), ("d", 10));
+    assert_eq!((&*decode.node_id, decode.cached_blocks), ("d", 10));
     assert_eq!((&*reply.fetch_from_node_id, reply.fetch_until_block), ("d", 10));
     assert_eq!((reply.block_tokens, reply.keys), (BLOCK_TOKENS, BlockKey::concat(&prompt_keys())));
     assert!(reply.explanation.contains("split engine-p -> engine-d"), "{}", reply.explanation);
@@ -145,7 +145,8 @@ async fn a_plan_has_the_node_read_from_its_ssd_before_the_request_comes() {
     ask(&mut client, |_| {}).await.expect("a schedule");
     let keys = BlockKey::concat(&prompt_keys());
     eventually("it is told", || hinted(&b) == [keys.clone()]).await;
-    eventually("it has answered", || world.metric("kvasir_conductor_hints_total") == 1.0).await;
+    eventually("it has answered", || world.metric("kvasir_conductor_prefetch_hints_total") == 1.0)
+        .await;
 }
 
 #[tokio::test]
@@ -156,7 +157,7 @@ async fn nobody_is_told_to_read_what_is_in_memory() {
     eventually("its blocks are known", || world.held() == Some(10)).await;
     let mut client = client(&world.cluster, &Arc::new(Recorder::new(10, 0))).await;
     ask(&mut client, |_| {}).await.expect("a schedule");
-    assert_eq!(world.metric("kvasir_conductor_hints_total"), 0.0);
+    assert_eq!(world.metric("kvasir_conductor_prefetch_hints_total"), 0.0);
     assert_eq!(world.cluster.shared().hints.available_permits(), HINTS_MAX, "none is on its way");
 }
 

@@ -78,5 +78,5 @@ async fn two_engines_of_one_name_on_a_node_cannot_be_told_apart() {
     events.status(described(&[("a", v1::Role::Both), ("a", v1::Role::Both)])).await;
     events.ended().await;
     let _again = node.subscription().await;
-    assert_eq!(world.metric("kvasir_conductor_node_losses_total"), 1.0);
+    assert_eq!(world.metric("kvasir_conductor_node_disconnects_total"), 1.0);
 }

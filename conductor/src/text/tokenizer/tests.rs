@@ -123,23 +123,23 @@ fn a_conversation_is_tokenized_once() {
         text += &turn(n);
         let tokens = tiny.encode(&text, true, 1 << 20, with(&memo)).expect("tokens");
         assert_eq!(tokens, tiny.tokens(&text, true).expect("tokens"));
-        let (before, now) = (tokenized, memo.counted("tokenized"));
+        let (before, now) = (tokenized, memo.counted("miss"));
         // The last piece ends where the text does.
         assert!(n == 0 || now - before <= 2 * turn(n).len() as u64, "turn {n}: {before} to {now}");
         tokenized = now;
     }
-    assert!(memo.counted("remembered") > 5 * tokenized);
+    assert!(memo.counted("hit") > 5 * tokenized);
 
     // Somebody else's are not found, and nothing is found where nothing is kept.
     let other = Remembered { memo: &memo, model: "tiny", salt: b"other" };
-    let remembered = memo.counted("remembered");
+    let remembered = memo.counted("hit");
     tiny.encode(&text, true, 1 << 20, other).expect("tokens");
-    assert_eq!(memo.counted("remembered"), remembered);
+    assert_eq!(memo.counted("hit"), remembered);
     let none = Memo::none();
     for _ in 0..2 {
         tiny.encode(&text, true, 1 << 20, with(&none)).expect("tokens");
     }
-    assert_eq!((none.counted("remembered"), none.counted("tokenized")), (0, 2 * text.len() as u64));
+    assert_eq!((none.counted("hit"), none.counted("miss")), (0, 2 * text.len() as u64));
 }
 
 #[test]

@@ -30,10 +30,10 @@ pub(crate) fn config(pairs: &[&Pair]) -> Config {
     Config {
         listen: any(),
         grpc_listen: any(),
-        watch_listen: any(),
+        monitor_listen: any(),
         nodes: pairs.iter().map(|pair| pair.address.clone()).collect(),
         models: vec![ModelConfig { name: "tiny".to_owned(), path }],
-        drain_ms: 5_000,
+        drain_timeout_ms: 5_000,
         ..Config::default()
     }
 }

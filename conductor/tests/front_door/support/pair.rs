@@ -123,8 +123,8 @@ impl Fake {
             }),
             grpc_address: self.address.clone(),
             attach_epoch: 1,
-            max_running: 64,
-            plays: 0,
+            running_requests_max: 64,
+            current_role: 0,
             role_version: 0,
             instance_type: String::new(),
         };
@@ -143,7 +143,7 @@ impl Fake {
                 .script()
                 .keeps
                 .then(|| v1::SsdStatus { usable: true, ..v1::SsdStatus::default() }),
-            keeps: self.script().keeps,
+            persists_contexts: self.script().keeps,
             draining: false,
             load_at_unix_ms: 0,
         }
@@ -250,7 +250,7 @@ impl StoreNode for Fake {
                 follow(script.pin).await?;
                 request.keys.len() as u32 / 16
             }
-            Side::Prefill | Side::Decode => script.held_blocks,
+            Side::Prefill | Side::Decode => script.cached_blocks,
         };
         let targets = match side {
             Side::Decode => Some(self.targets(0, pages)),
@@ -258,7 +258,7 @@ impl StoreNode for Fake {
             Side::Prefill | Side::Source => None,
         };
         let incarnation = if script.restarted { 2 } else { 1 };
-        let reply = v1::TxAllocateReply { incarnation, held_blocks: held, targets };
+        let reply = v1::TxAllocateReply { incarnation, cached_blocks: held, targets };
         Ok(Response::new(reply))
     }
 
@@ -275,19 +275,19 @@ impl StoreNode for Fake {
         let script = self.script();
         follow(script.push).await?;
         let asked = request.targets.expect("targets").slots.len() as u32;
-        let good_blocks = asked.min(script.good_blocks_max);
-        Ok(Response::new(v1::TxPushReply { good_blocks, corrupt_blocks: 0 }))
+        let valid_blocks = asked.min(script.good_blocks_max);
+        Ok(Response::new(v1::TxPushReply { valid_blocks, corrupt_blocks: 0 }))
     }
 
     async fn tx_commit(
         &self,
         request: Request<v1::TxCommitRequest>,
     ) -> Result<Response<v1::TxCommitReply>, Status> {
-        let v1::TxCommitRequest { tx, good_blocks, source_lost, .. } = request.into_inner();
+        let v1::TxCommitRequest { tx, valid_blocks, source_lost, .. } = request.into_inner();
         let (node, tx) = (self.name, serial(tx));
-        self.world.note(Happened::Commit { node, tx, good_blocks, source_lost });
+        self.world.note(Happened::Commit { node, tx, valid_blocks, source_lost });
         follow(self.script().commit).await?;
-        Ok(Response::new(v1::TxCommitReply { held_blocks: good_blocks }))
+        Ok(Response::new(v1::TxCommitReply { cached_blocks: valid_blocks }))
     }
 
     async fn tx_abort(
@@ -329,10 +329,10 @@ impl StoreNode for Fake {
         Ok(Response::new(v1::RenewReply::default()))
     }
 
-    async fn keep_context(
+    async fn persist_context(
         &self,
-        request: Request<v1::KeepContextRequest>,
-    ) -> Result<Response<v1::KeepContextReply>, Status> {
+        request: Request<v1::PersistContextRequest>,
+    ) -> Result<Response<v1::PersistContextReply>, Status> {
         let request = request.into_inner();
         self.world.note(Happened::Keep { node: self.name, request: request.clone() });
         if !self.script().keeps {
@@ -361,10 +361,10 @@ impl StoreNode for Fake {
         Ok(Response::new(listed))
     }
 
-    async fn drop_context(
+    async fn delete_context(
         &self,
-        request: Request<v1::DropContextRequest>,
-    ) -> Result<Response<v1::DropContextReply>, Status> {
+        request: Request<v1::DeleteContextRequest>,
+    ) -> Result<Response<v1::DeleteContextReply>, Status> {
         let request = request.into_inner();
         self.world.note(Happened::Drop { node: self.name, request: request.clone() });
         while self.script().drop == Reply::Hold {
@@ -418,7 +418,7 @@ impl Engine for Fake {
         let traceparent = traceparent.map(|value| value.to_str().expect("text").to_owned());
         let request = request.into_inner();
         self.shelf.lock().expect("no panic").compute(&request);
-        let (node, tx, leg) = (self.name, serial(request.tx), request.leg());
+        let (node, tx, leg) = (self.name, serial(request.tx), request.phase());
         let generate = Happened::Generate { node, tx, leg, request: request.clone(), traceparent };
         self.world.note(generate);
         let over = Over { world: self.world.clone(), node, tx, leg, finished: false };
@@ -440,7 +440,7 @@ struct Over {
     world: World,
     node: &'static str,
     tx: u64,
-    leg: v1::Leg,
+    leg: v1::Phase,
     finished: bool,
 }
 
@@ -461,7 +461,7 @@ impl Fake {
         let fail = async |code: tonic::Code| {
             let _ = sender.send(Err(Status::new(code, "as the script says"))).await;
         };
-        let is_prefill = request.leg() == v1::Leg::Prefill;
+        let is_prefill = request.phase() == v1::Phase::Prefill;
         let which = |script: &Script| if is_prefill { script.prefill } else { script.decode };
         let mut plan = which(&self.script());
         if let Leg::FailFirst(_) = plan {
@@ -472,7 +472,7 @@ impl Fake {
         if let Leg::Fail(code) | Leg::FailFirst(code) = plan {
             return fail(code).await;
         }
-        let cached_tokens = self.script().held_blocks * BLOCK_TOKENS;
+        let cached_tokens = self.script().cached_blocks * BLOCK_TOKENS;
         send(Event::Accepted(v1::Accepted { cached_tokens })).await;
         while plan == Leg::Hold {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -497,7 +497,7 @@ impl Fake {
             over.finished = true;
             return;
         }
-        if request.leg() == v1::Leg::Decode {
+        if request.phase() == v1::Phase::Decode {
             self.world.handed_over(tx).await;
         }
         let sampling = request.sampling.expect("sampling");
@@ -519,7 +519,7 @@ impl Fake {
             _ => v1::finished::Reason::Stop,
         };
         finished.set_reason(reason);
-        finished.answer_tokens = sampling.max_tokens;
+        finished.generated_tokens = sampling.max_tokens;
         finished.text = script.held_back.to_owned();
         (finished.route_opening_us, finished.route_opening_first) = script.opening;
         let (layers, us, queries) = script.prompt_routed;

@@ -79,7 +79,7 @@ pub(crate) struct Script {
     /// Source side: blocks that land, at most.
     pub good_blocks_max: u32,
     /// What the prefill side says is cached, in blocks.
-    pub held_blocks: u32,
+    pub cached_blocks: u32,
     /// Blocks it says it holds, in its events.
     pub keys: Vec<u8>,
     /// What stands in each token's text, besides its number.
@@ -121,7 +121,7 @@ impl Default for Script {
             prefill: Leg::Do,
             decode: Leg::Do,
             good_blocks_max: u32::MAX,
-            held_blocks: 0,
+            cached_blocks: 0,
             keys: Vec::new(),
             padding: String::new(),
             held_back: "",

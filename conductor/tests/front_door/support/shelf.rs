@@ -13,8 +13,8 @@ use super::pair::BLOCK_TOKENS;
 pub(crate) struct Shelved {
     pub tenant: String,
     pub blocks: u32,
-    pub since_unix_ms: u64,
-    pub until_unix_ms: u64,
+    pub created_unix_ms: u64,
+    pub expires_unix_ms: u64,
 }
 
 /// By namespace and last key.
@@ -39,17 +39,17 @@ impl Shelf {
     /// Keeps as many of the leading blocks as are here, at most so many; or gives a context a new time.
     pub(crate) fn keep(
         &mut self,
-        request: &v1::KeepContextRequest,
+        request: &v1::PersistContextRequest,
         blocks_max: usize,
-    ) -> Result<v1::KeepContextReply, Status> {
+    ) -> Result<v1::PersistContextReply, Status> {
         assert!(!request.tenant.is_empty() && request.ttl_ms > 0, "{request:?}");
         let now = now_unix_ms();
-        let until_unix_ms = now + request.ttl_ms;
+        let expires_unix_ms = now + request.ttl_ms;
         if !request.last_key.is_empty() {
             assert!(request.keys.is_empty(), "{request:?}");
             let at = (request.namespace.clone(), request.last_key.clone());
             let kept = self.of_tenant(&at, &request.tenant)?;
-            kept.until_unix_ms = until_unix_ms;
+            kept.expires_unix_ms = expires_unix_ms;
             return Ok(reply(kept));
         }
         let keys = BlockKey::list(&request.keys).expect("keys");
@@ -64,15 +64,15 @@ impl Shelf {
         let kept = self.contexts.entry(at).or_insert(Shelved {
             tenant: request.tenant.clone(),
             blocks: last as u32 + 1,
-            since_unix_ms: now,
-            until_unix_ms,
+            created_unix_ms: now,
+            expires_unix_ms,
         });
-        kept.until_unix_ms = kept.until_unix_ms.max(until_unix_ms);
+        kept.expires_unix_ms = kept.expires_unix_ms.max(expires_unix_ms);
         Ok(reply(kept))
     }
 
     pub(crate) fn list(&self, request: &v1::ListContextsRequest) -> v1::ListContextsReply {
-        let from = request.from.as_slice();
+        let from = request.start_at.as_slice();
         let is_wanted = |at: &(Vec<u8>, Vec<u8>), kept: &Shelved| {
             kept.tenant == request.tenant && [&at.0[..], &at.1].concat().as_slice() > from
         };
@@ -82,24 +82,24 @@ impl Shelf {
         page.truncate(request.contexts_max as usize);
         let last = page.last().filter(|_| !is_last);
         let next = last.map(|((namespace, last_key), _)| [&namespace[..], last_key].concat());
-        let contexts = page.iter().map(|&((namespace, last_key), kept)| v1::KeptContext {
+        let contexts = page.iter().map(|&((namespace, last_key), kept)| v1::PersistedContext {
             namespace: namespace.clone(),
             last_key: last_key.clone(),
             blocks: kept.blocks,
-            since_unix_ms: kept.since_unix_ms,
-            until_unix_ms: kept.until_unix_ms,
+            created_unix_ms: kept.created_unix_ms,
+            expires_unix_ms: kept.expires_unix_ms,
         });
         v1::ListContextsReply { contexts: contexts.collect(), next: next.unwrap_or_default() }
     }
 
     pub(crate) fn end(
         &mut self,
-        request: &v1::DropContextRequest,
-    ) -> Result<v1::DropContextReply, Status> {
+        request: &v1::DeleteContextRequest,
+    ) -> Result<v1::DeleteContextReply, Status> {
         let at = (request.namespace.clone(), request.last_key.clone());
         self.of_tenant(&at, &request.tenant)?;
         self.contexts.remove(&at);
-        Ok(v1::DropContextReply {})
+        Ok(v1::DeleteContextReply {})
     }
 
     fn of_tenant(&mut self, at: &(Vec<u8>, Vec<u8>), tenant: &str) -> Result<&mut Shelved, Status> {
@@ -108,9 +108,9 @@ impl Shelf {
     }
 }
 
-fn reply(kept: &Shelved) -> v1::KeepContextReply {
-    let Shelved { blocks, since_unix_ms, until_unix_ms, .. } = *kept;
-    v1::KeepContextReply { kept_blocks: blocks, since_unix_ms, until_unix_ms }
+fn reply(kept: &Shelved) -> v1::PersistContextReply {
+    let Shelved { blocks, created_unix_ms, expires_unix_ms, .. } = *kept;
+    v1::PersistContextReply { persisted_blocks: blocks, created_unix_ms, expires_unix_ms }
 }
 
 pub(crate) fn now_unix_ms() -> u64 {

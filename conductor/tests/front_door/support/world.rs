@@ -21,7 +21,7 @@ pub(crate) enum Happened {
     Commit {
         node: &'static str,
         tx: u64,
-        good_blocks: u32,
+        valid_blocks: u32,
         source_lost: bool,
     },
     Abort {
@@ -46,16 +46,16 @@ pub(crate) enum Happened {
     },
     Keep {
         node: &'static str,
-        request: v1::KeepContextRequest,
+        request: v1::PersistContextRequest,
     },
     Drop {
         node: &'static str,
-        request: v1::DropContextRequest,
+        request: v1::DeleteContextRequest,
     },
     Generate {
         node: &'static str,
         tx: u64,
-        leg: v1::Leg,
+        leg: v1::Phase,
         request: v1::GenerateRequest,
         traceparent: Option<String>,
     },
@@ -63,7 +63,7 @@ pub(crate) enum Happened {
     GenerateOver {
         node: &'static str,
         tx: u64,
-        leg: v1::Leg,
+        leg: v1::Phase,
         finished: bool,
     },
 }

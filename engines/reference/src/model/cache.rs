@@ -238,6 +238,6 @@ impl Cache {
         };
         // SAFETY: the memory is readable while the cache lives; others do not write the batch's
         // slots while a step runs, and this side writes them through `&mut self` only.
-        unsafe { PageList::new(spec) }.expect("slots lie within the memory")
+        unsafe { PageList::new(spec) }.expect("slots are within the memory")
     }
 }

@@ -248,7 +248,9 @@ const SIZE_MAX: usize = 1 << 24;
 fn size(value: Option<usize>, key: &str) -> Result<usize, Refusal> {
     match value {
         Some(value) if (1..=SIZE_MAX).contains(&value) => Ok(value),
-        Some(value) => Err(Refusal::Damaged(format!("`{key}` is {value}"))),
+        Some(value) => {
+            Err(Refusal::Damaged(format!("`{key}` is {value}; it must be 1 to {SIZE_MAX}")))
+        }
         None => Err(Refusal::Damaged(format!("`{key}` is missing"))),
     }
 }
@@ -256,7 +258,8 @@ fn size(value: Option<usize>, key: &str) -> Result<usize, Refusal> {
 /// A number that must be above 0.
 fn positive(value: f64, key: &str) -> Result<f64, Refusal> {
     let good = value.is_finite() && value > 0.0;
-    good.then_some(value).ok_or_else(|| Refusal::Damaged(format!("`{key}` is {value}")))
+    good.then_some(value)
+        .ok_or_else(|| Refusal::Damaged(format!("`{key}` is {value}; it must be above 0")))
 }
 
 fn unless(supported: bool, why: impl FnOnce() -> String) -> Result<(), Refusal> {
@@ -274,7 +277,7 @@ impl Raw {
         let rope_dims = size(self.qk_rope_head_dim, "qk_rope_head_dim")?;
         if !rope_dims.is_multiple_of(2) {
             return Err(Refusal::Damaged(format!(
-                "`qk_rope_head_dim` is {rope_dims}, an odd number"
+                "`qk_rope_head_dim` is {rope_dims}; it must be even"
             )));
         }
         let positions_max = self.max_position_embeddings.filter(|&max| max > 0);
@@ -312,19 +315,25 @@ impl Raw {
         const KIND: &str = "DeepseekV2ForCausalLM";
         let kinds = self.architectures.as_deref().unwrap_or_default();
         unless(kinds.iter().any(|kind| kind == KIND), || match kinds {
-            [] => format!("`architectures` does not name {KIND}, the one that is"),
-            _ => format!("its architecture is {}; only {KIND} is", kinds.join(", ")),
+            [] => {
+                format!("`architectures` does not contain {KIND}, the only one that is supported")
+            }
+            _ => format!("the architecture is {}; only {KIND} is supported", kinds.join(", ")),
         })?;
         let activation = self.hidden_act.as_deref().unwrap_or("silu");
-        unless(activation == "silu", || format!("`hidden_act` is {activation}; only silu is"))?;
-        unless(!self.attention_bias && !self.mlp_bias, || "its projections have biases".into())?;
+        unless(activation == "silu", || {
+            format!("`hidden_act` is {activation}; only silu is supported")
+        })?;
+        unless(!self.attention_bias && !self.mlp_bias, || "the projections have biases".into())?;
         unless(self.quantization_config.as_ref().is_none_or(Value::is_null), || {
-            "its weights are quantised; only f32, f16 and bf16 are".into()
+            "the weights are quantised; only f32, f16 and bf16 are supported".into()
         })?;
         let frequency = self.moe_layer_freq.unwrap_or(1);
-        unless(frequency == 1, || format!("`moe_layer_freq` is {frequency}; only 1 is"))?;
+        unless(frequency == 1, || format!("`moe_layer_freq` is {frequency}; only 1 is supported"))?;
         let scoring = self.scoring_func.as_deref().unwrap_or("softmax");
-        unless(scoring == "softmax", || format!("`scoring_func` is {scoring}; only softmax is"))
+        unless(scoring == "softmax", || {
+            format!("`scoring_func` is {scoring}; only softmax is supported")
+        })
     }
 
     /// Three numbers, all or none of them.
@@ -336,7 +345,9 @@ impl Raw {
         let width = size(self.index_head_dim, "index_head_dim")?;
         let topk = size(self.index_topk, "index_topk")?;
         if width < rope_dims {
-            let why = format!("`index_head_dim` is {width}, and {rope_dims} of it are rotated");
+            let why = format!(
+                "`index_head_dim` is {width}; it must be at least `qk_rope_head_dim`, {rope_dims}"
+            );
             return Err(Refusal::Damaged(why));
         }
         Ok(Some(IndexerConfig { heads, width, topk }))
@@ -347,20 +358,22 @@ impl Raw {
         let experts_per_token = size(self.num_experts_per_tok, "num_experts_per_tok")?;
         if experts_per_token > experts {
             return Err(Refusal::Damaged(format!(
-                "`num_experts_per_tok` is {experts_per_token}, of {experts} experts"
+                "`num_experts_per_tok` is {experts_per_token}; the model has only {experts} experts"
             )));
         }
         let intermediate = size(self.moe_intermediate_size, "moe_intermediate_size")?;
         let shared = self.n_shared_experts.unwrap_or(0);
         let shared_intermediate = shared.saturating_mul(intermediate);
         if shared_intermediate > SIZE_MAX {
-            return Err(Refusal::Damaged(format!("`n_shared_experts` is {shared}")));
+            return Err(Refusal::Damaged(format!(
+                "`n_shared_experts` is {shared}; it is too large"
+            )));
         }
         let groups = match self.topk_method.as_deref().unwrap_or("greedy") {
             "greedy" => None,
             "group_limited_greedy" => Some(self.groups(experts)?),
             other => {
-                let only = "only greedy and group_limited_greedy are";
+                let only = "only greedy and group_limited_greedy are supported";
                 return Err(Refusal::Unsupported(format!("`topk_method` is {other}; {only}")));
             }
         };
@@ -387,10 +400,12 @@ impl Raw {
         let groups_used = size(self.topk_group, "topk_group")?;
         if !experts.is_multiple_of(groups) || groups_used > groups {
             return Err(Refusal::Damaged(format!(
-                "{experts} experts in {groups} groups, {groups_used} used: that cannot be"
+                "cannot divide {experts} experts into {groups} equal groups with {groups_used} used"
             )));
         }
-        unless(groups <= GROUPS_MAX, || format!("`n_group` is {groups}; up to {GROUPS_MAX} are"))?;
+        unless(groups <= GROUPS_MAX, || {
+            format!("`n_group` is {groups}; at most {GROUPS_MAX} are supported")
+        })?;
         Ok(Groups { groups, groups_used })
     }
 
@@ -404,8 +419,8 @@ impl Raw {
             ("yarn", Some(raw)) => Some(raw.yarn(positions_max)?),
             ("default", _) => None,
             _ => {
-                let only = "only default and yarn are";
-                return Err(Refusal::Unsupported(format!("its rope type is {kind}; {only}")));
+                let only = "only default and yarn are supported";
+                return Err(Refusal::Unsupported(format!("the rope type is {kind}; {only}")));
             }
         };
         Ok(RopeConfig { theta, yarn })
@@ -414,9 +429,10 @@ impl Raw {
 
 impl RawRope {
     fn yarn(&self, positions_max: u32) -> Result<Yarn, Refusal> {
-        unless(self.truncate != Some(false), || "its yarn ramp is not truncated".into())?;
-        let factor =
-            self.factor.ok_or_else(|| Refusal::Damaged("yarn without a `factor`".into()))?;
+        unless(self.truncate != Some(false), || {
+            "the yarn ramp is not truncated; only `truncate` = true is supported".into()
+        })?;
+        let factor = self.factor.ok_or_else(|| Refusal::Damaged("yarn needs a `factor`".into()))?;
         let original = self.original_max_position_embeddings.unwrap_or(positions_max);
         let nonzero = |value: Option<f64>| value.filter(|&value| value != 0.0);
         Ok(Yarn {

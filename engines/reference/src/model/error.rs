@@ -23,43 +23,41 @@ pub enum StepError {
     NoTokens { sequence: usize },
     #[error("token {token} of sequence {sequence} is not in the vocabulary of {vocab}")]
     Token { sequence: usize, token: u32, vocab: usize },
-    #[error("sequence {sequence} needs {needed} pages for its tokens and has {got}")]
+    #[error("sequence {sequence} needs {needed} pages for its tokens, but has {got}")]
     Pages { sequence: usize, needed: u32, got: usize },
-    #[error("slot {slot} of sequence {sequence} lies beyond the {slots} slots of the cache")]
+    #[error("slot {slot} of sequence {sequence} is beyond the {slots} slots of the cache")]
     Slot { sequence: usize, slot: u32, slots: u32 },
     #[error("sequence {sequence} ends at position {end}, beyond the model's {max}")]
     Position { sequence: usize, end: u64, max: u32 },
     #[error(
-        "the holes of sequence {sequence} are not in order, not of this cache or not outside its tokens, or nobody attends them"
+        "the holes of sequence {sequence} are out of order, outside this cache or among its tokens, or no holder attends them"
     )]
     Elsewhere { sequence: usize },
-    #[error("the cache has another layout than this model")]
+    #[error("the layout of the cache differs from the layout of this model")]
     Layout,
 }
 
 /// Why rows of a chunk were not copied. Nothing was written to the cache.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpliceError {
-    #[error("no token of the chunk is named")]
+    #[error("the copy contains no token of the chunk")]
     NoTokens,
-    #[error("a hole is filled with whole blocks, from the chunk's first token on")]
+    #[error("a hole must be filled with whole blocks, from the first token of the chunk on")]
     NotWhole,
-    #[error("{needed} slots of the chunk are needed, and {got} are given")]
+    #[error("the copy needs {needed} slots of the chunk, but has {got}")]
     Chunk { needed: u32, got: usize },
-    #[error("{needed} pages of the sequence are needed, and {got} are given")]
+    #[error("the copy needs {needed} pages of the sequence, but has {got}")]
     Pages { needed: u32, got: usize },
-    #[error("slot {slot} lies beyond the {slots} slots of the cache")]
+    #[error("slot {slot} is beyond the {slots} slots of the cache")]
     Slot { slot: u32, slots: u32 },
-    #[error("slot {slot} is the chunk's, and what is committed does not change")]
+    #[error("slot {slot} belongs to the chunk, and committed blocks are immutable")]
     Committed { slot: u32 },
-    #[error("the positions are in a hole of the sequence, or its holes are not in order")]
+    #[error("the positions are in a hole of the sequence, or its holes are out of order")]
     Hole,
-    #[error(
-        "the model selects rows, and what was chosen of a chunk for one prompt says nothing of another"
-    )]
+    #[error("the model selects rows, and the rows of a chunk that it selects depend on the prompt")]
     Selects,
     #[error("the chunk would end at position {end}, beyond the model's {max}")]
     Position { end: u64, max: u32 },
-    #[error("the cache has another layout than this model")]
+    #[error("the layout of the cache differs from the layout of this model")]
     Layout,
 }

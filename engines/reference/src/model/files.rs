@@ -82,19 +82,20 @@ impl WeightFiles {
                 [one] => one.path.clone(),
                 _ => self.dir.clone(),
             };
-            return Err(ModelError::Damaged { path, why: format!("it has no tensor {name}") });
+            return Err(ModelError::Damaged { path, why: format!("tensor {name} is missing") });
         };
         let file = &self.files[*file];
         let damaged = |why| ModelError::Damaged { path: file.path.clone(), why };
         if info.shape != shape {
-            let why = format!(
-                "tensor {name} has shape {:?}; by config.json it must have {shape:?}",
-                info.shape
-            );
+            let why =
+                format!("tensor {name} has shape {:?}; config.json requires {shape:?}", info.shape);
             return Err(damaged(why));
         }
         if !matches!(info.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-            let why = format!("tensor {name} is of type {:?}; F32, F16 and BF16 are", info.dtype);
+            let why = format!(
+                "tensor {name} has type {:?}; only F32, F16 and BF16 are supported",
+                info.dtype
+            );
             return Err(ModelError::Unsupported { path: file.path.clone(), why });
         }
         Ok((file, info))
@@ -142,25 +143,29 @@ impl WeightFile {
         let bytes = file.metadata().map_err(read)?.len();
         let mut length = [0; 8];
         if bytes < length.len() as u64 {
-            return Err(damaged(format!("it is cut short: {bytes} bytes are no safetensors file")));
+            return Err(damaged(format!(
+                "the file is truncated: {bytes} bytes are not a safetensors file"
+            )));
         }
         file.read_exact(&mut length).map_err(read)?;
         let header_bytes = u64::from_le_bytes(length);
         let data_at = header_bytes.saturating_add(8);
         if header_bytes > HEADER_BYTES_MAX {
-            return Err(damaged("it is no safetensors file: its header is too long".into()));
+            return Err(damaged("it is not a safetensors file: the header is too long".into()));
         }
         if data_at > bytes {
-            return Err(damaged("it is cut short, within the header".into()));
+            return Err(damaged("the file is truncated within the header".into()));
         }
         let mut header = vec![0; header_bytes as usize];
         file.read_exact(&mut header).map_err(read)?;
         let metadata: Metadata = serde_json::from_slice(&header)
-            .map_err(|e| damaged(format!("its header cannot be read: {e}")))?;
+            .map_err(|e| damaged(format!("cannot read the header: {e}")))?;
         let needed = data_at + metadata.data_len() as u64;
         if bytes != needed {
-            let how = if bytes < needed { "it is cut short" } else { "it is too long" };
-            return Err(damaged(format!("{how}: {bytes} bytes, and its header says {needed}")));
+            let how = if bytes < needed { "the file is truncated" } else { "the file is too long" };
+            return Err(damaged(format!(
+                "{how}: it has {bytes} bytes, but the header requires {needed}"
+            )));
         }
         Ok((WeightFile { path, file, bytes, data_at }, metadata))
     }
@@ -184,12 +189,12 @@ fn indexed(dir: &Path, index: &Path) -> Result<Vec<PathBuf>, ModelError> {
         .map_err(|e| ModelError::Damaged { path: path(), why: e.to_string() })?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
     if names.is_empty() {
-        return Err(ModelError::Damaged { path: path(), why: "it names no file".into() });
+        return Err(ModelError::Damaged { path: path(), why: "it contains no file names".into() });
     }
     if let Some(name) =
         names.iter().find(|name| Path::new(name).file_name() != Some((*name).as_ref()))
     {
-        let why = format!("it names {name:?}, which is no file of this folder");
+        let why = format!("it contains {name:?}, which is not a file of this directory");
         return Err(ModelError::Damaged { path: path(), why });
     }
     Ok(names.into_iter().map(|name| dir.join(name)).collect())

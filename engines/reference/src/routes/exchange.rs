@@ -125,7 +125,7 @@ impl<'a> Exchange<'a> {
         for part in parts {
             let (sequence, _) = self.asked[part.place().asked];
             if !self.failed[sequence] {
-                tracing::warn!(step = self.step, sequence, %why, "a partial did not come");
+                tracing::warn!(step = self.step, sequence, reason = %why, "a holder did not return a partial");
             }
             self.failed[sequence] = true;
         }
@@ -378,7 +378,7 @@ impl<'a> Exchange<'a> {
             }
             if !busy.is_empty() && Instant::now() + pause >= until {
                 let parts: Vec<W> = busy.drain(..).flat_map(|message| message.parts).collect();
-                self.fail(&parts, &"its holder had no room in all that time");
+                self.fail(&parts, &"the holder had no capacity until the timeout");
             }
             if !busy.is_empty() {
                 std::thread::sleep(pause);

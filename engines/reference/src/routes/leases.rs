@@ -70,18 +70,20 @@ impl Held {
             match node.renew(request).await {
                 Ok(reply) if reply.get_ref().unknown.is_empty() => {}
                 Ok(_) => {
-                    tracing::warn!(tx = ?self.share.tx, "a lease at a holder is over");
+                    tracing::warn!(tx = ?self.share.tx, "a lease at a holder has expired");
                     return;
                 }
                 // It is tried again while the lease lasts, and longer.
-                Err(status) => tracing::warn!(%status, "a lease at a holder was not renewed"),
+                Err(status) => {
+                    tracing::warn!(%status, "cannot renew a lease at a holder; retrying");
+                }
             }
         }
     }
 
     async fn end(self) {
         let v1::TxShare { tx, side } = self.share;
-        let reason = "the request is over".to_owned();
+        let reason = "the request has ended".to_owned();
         // When it does not arrive, the lease runs out.
         let _ = StoreNodeClient::new(self.channel)
             .tx_abort(v1::TxAbortRequest { tx, side, reason })

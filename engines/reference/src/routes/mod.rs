@@ -157,14 +157,14 @@ fn session_size(
 /// How the engine reaches holders, from its configuration.
 fn options(config: &Config) -> RequesterOptions {
     let routes = &config.routes;
-    let is_tcp = routes.domain == Domain::Tcp;
+    let is_tcp = routes.transport == Domain::Tcp;
     RequesterOptions {
         name: format!("{}-routes", config.instance_id),
-        preferred: routes.domain,
+        preferred: routes.transport,
         tcp_listen: Some(routes.listen),
         // Half of it is a flaw of the configuration.
         tcp_tls: config.transfer_tls.files().unwrap_or_default(),
-        throttle_bytes_per_s: routes.throttle_bytes_per_s,
+        send_bytes_per_s_max: routes.send_bytes_per_s_max,
         run_dir: (!is_tcp).then(|| PathBuf::from(&config.attach_dir)),
     }
 }
@@ -175,8 +175,8 @@ impl Router {
         let dtype = wire_dtype(config);
         // Each hole of a sequence has its own part and queries, turned its own way. Prompt tokens are counted for
         // each when a step is planned, and one more may be taken than there is budget for.
-        let parts = config.max_running as usize * HOLES_MAX;
-        let tokens = config.chunk_tokens as usize + parts + HOLES_MAX;
+        let parts = config.running_requests_max as usize * HOLES_MAX;
+        let tokens = config.prefill_chunk_tokens as usize + parts + HOLES_MAX;
         let shape = Shape {
             block_tokens: config.block_tokens,
             d_qk: model.row_width() as u32,
@@ -233,7 +233,8 @@ impl Router {
         request: &SpanRequest,
     ) -> Result<RoutedSpan, Status> {
         self.opened(&place, namespace, request).await.map_err(|status| {
-            let why = format!("the node {} cannot be asked: {}", request.node, status.message());
+            let why =
+                format!("cannot route queries to the node {}: {}", request.node, status.message());
             Status::new(status.code(), why)
         })
     }
@@ -272,13 +273,13 @@ impl Router {
         if (opened.block_tokens, opened.d_qk, opened.kv_dtype.as_str())
             != (block_tokens, d_qk, kv_dtype)
         {
-            let why = "its blocks have rows of another shape than this engine's";
+            let why = "the rows of its blocks differ in shape from the rows of this engine";
             return Err(Status::failed_precondition(why));
         }
         let end = request.first_block.saturating_add(request.blocks);
         if opened.blocks < end {
             let held = opened.blocks;
-            let why = format!("it holds {held} of the {end} blocks that are wanted");
+            let why = format!("it holds only {held} of the {end} requested blocks");
             return Err(Status::failed_precondition(why));
         }
         Ok(RankRoute { session, route: opened.route, pins: opened.pins, is_first })
@@ -393,8 +394,9 @@ pub(crate) fn routed_rows(config: &Config, model: &ModelConfig) -> v1::RoutedRow
 }
 
 fn connect(node: &str, timeout: Duration) -> Result<Channel, Status> {
-    let endpoint = Endpoint::from_shared(format!("http://{node}"))
-        .map_err(|error| Status::invalid_argument(format!("the node {node:?}: {error}")))?;
+    let endpoint = Endpoint::from_shared(format!("http://{node}")).map_err(|error| {
+        Status::invalid_argument(format!("invalid node address {node:?}: {error}"))
+    })?;
     Ok(endpoint.connect_timeout(timeout).timeout(timeout).connect_lazy())
 }
 

@@ -81,7 +81,7 @@ impl Host {
             keys: BlockKey::concat(&keys),
             prompt_tokens,
             lease_ms: LEASE_MS,
-            answer_tokens_max: ask.max_tokens,
+            generated_tokens_max: ask.max_tokens,
             cache_class: v1::CacheClass::Ephemeral.into(),
             ..v1::TxAllocateRequest::default()
         };
@@ -92,7 +92,7 @@ impl Host {
     async fn here(&self, reuse: &Reuse, ask: &Ask) -> Answered {
         self.reserve(reuse, ask, 0).await;
         let chunks = reuse.wire(|_| Vec::new());
-        let events = self.call_with(ask, v1::Leg::Whole, Vec::new(), chunks).await.expect("taken");
+        let events = self.call_with(ask, v1::Phase::Full, Vec::new(), chunks).await.expect("taken");
         Answered::of(events, async || ()).await.expect("an answer")
     }
 
@@ -122,7 +122,7 @@ impl Host {
             };
             if pinned(chunk) { vec![span] } else { Vec::new() }
         });
-        let events = self.call_with(ask, v1::Leg::Whole, Vec::new(), chunks).await.expect("taken");
+        let events = self.call_with(ask, v1::Phase::Full, Vec::new(), chunks).await.expect("taken");
         Answered::of(events, meanwhile).await.expect("an answer")
     }
 
@@ -138,7 +138,7 @@ impl Host {
             ..v1::TxAllocateRequest::default()
         };
         let reply = self.node_client.clone().tx_allocate(request).await.expect("pinned");
-        assert_eq!(reply.into_inner().held_blocks as usize, keys.len(), "it was computed here");
+        assert_eq!(reply.into_inner().cached_blocks as usize, keys.len(), "it was computed here");
     }
 
     async fn abort_chunk(&self, serial: u64) {
@@ -182,7 +182,7 @@ async fn chunks_give_the_same_tokens_copied_attended_elsewhere_and_computed_alon
         assert_eq!(end.routed_prompt_queries, layers * behind + 1, "{end:?}");
         let answers = [copied.tokens, computed.tokens, attended.tokens, some.tokens];
         assert!(answers.iter().all(|tokens| *tokens == answers[0]), "{answers:?}");
-        assert_ne!(answers[0], reuse.greedy, "a chunk does not see what is before it");
+        assert_ne!(answers[0], reuse.greedy, "a chunk does not attend the tokens before it");
     }
     assert_eq!(asks.metrics.recalls.get(), 0);
     assert!(asks.router.metrics().query_bytes.get() > 0);
@@ -240,7 +240,7 @@ async fn check_fault(reuse: Reuse, deadline_ms: u32, fault: impl AsyncFnOnce(&mu
         };
         if chunks.contains(&chunk) { vec![span] } else { Vec::new() }
     });
-    let events = asks.call_with(&ask, v1::Leg::Whole, Vec::new(), wire).await.expect("taken");
+    let events = asks.call_with(&ask, v1::Phase::Full, Vec::new(), wire).await.expect("taken");
     let answered = Answered::of(events, async || fault(&mut holder).await).await;
     assert_eq!(answered.expect("an answer").tokens, expected);
     // It may have been at its end when the fault came, which a deadline of nothing is not.

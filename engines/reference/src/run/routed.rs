@@ -42,7 +42,7 @@ impl Host {
             ..v1::TxAllocateRequest::default()
         };
         let reply = self.node_client.clone().tx_allocate(request).await.expect("pinned");
-        assert_eq!(reply.into_inner().held_blocks, blocks, "they were computed here before");
+        assert_eq!(reply.into_inner().cached_blocks, blocks, "they were computed here before");
     }
 
     /// Reserves slots for what is not in these blocks.
@@ -56,12 +56,12 @@ impl Host {
             keys: BlockKey::concat(&keys),
             prompt_tokens: (ask.prompt.len() - away.len() * BLOCK) as u32,
             lease_ms: LEASE_MS,
-            answer_tokens_max: ask.max_tokens,
+            generated_tokens_max: ask.max_tokens,
             cache_class: v1::CacheClass::Ephemeral.into(),
             ..v1::TxAllocateRequest::default()
         };
         let reply = self.node_client.clone().tx_allocate(request).await.expect("room");
-        reply.into_inner().held_blocks
+        reply.into_inner().cached_blocks
     }
 
     fn span(&self, ask: &Ask, blocks: Range<u32>) -> v1::RoutedSpan {
@@ -106,7 +106,7 @@ pub(super) async fn begin_behind(
         spans.push(holder.span(ask, first..end));
     }
     engine.reserve_without(ask, away).await;
-    engine.call_routed(ask, v1::Leg::Whole, spans).await.expect("taken")
+    engine.call_routed(ask, v1::Phase::Full, spans).await.expect("taken")
 }
 
 /// The tokens up to the end, with `meanwhile` after the first ones.
@@ -188,9 +188,9 @@ async fn queries_go_under_tls_to_a_node_that_wants_it_and_not_without() {
     let tls = certificate(dir.path());
     let start = async |tls_of_engine: &TransferTls| {
         Host::start_changed(Role::Both, |node, engine| {
-            node.domain = kvasir_transfer::Domain::Tcp;
+            node.transport = kvasir_transfer::Domain::Tcp;
             node.transfer_tls = tls.clone();
-            engine.routes.domain = kvasir_transfer::Domain::Tcp;
+            engine.routes.transport = kvasir_transfer::Domain::Tcp;
             engine.transfer_tls = tls_of_engine.clone();
             engine.routes.call_timeout_ms = 2_000;
         })
@@ -210,9 +210,13 @@ async fn queries_go_under_tls_to_a_node_that_wants_it_and_not_without() {
     holder.pin(&asks, blocks).await;
     plain.reserve_without(&asks, 0..blocks).await;
     let spans = vec![holder.span(&asks, 0..blocks)];
-    let refused = plain.call_routed(&asks, v1::Leg::Whole, spans).await.expect_err("refused");
+    let refused = plain.call_routed(&asks, v1::Phase::Full, spans).await.expect_err("refused");
     assert_eq!(refused.code(), tonic::Code::Unavailable);
-    assert!(refused.message().contains("takes no queries"), "{}", refused.message());
+    assert!(
+        refused.message().contains("cannot send queries to the holder"),
+        "{}",
+        refused.message()
+    );
     assert_eq!(metric(&holder, "kvasir_route_query_bytes_total").await, asked);
     for host in [holder, engine, plain] {
         host.end().await;
@@ -229,9 +233,9 @@ fn certificate(dir: &Path) -> TransferTls {
         Some(dir.join(file))
     };
     TransferTls {
-        certificate: write("certificate.pem", &certificate),
-        key: write("key.pem", &key.serialize_pem()),
-        authority: write("authority.pem", &certificate),
+        certificate_file: write("certificate.pem", &certificate),
+        key_file: write("key.pem", &key.serialize_pem()),
+        ca_file: write("authority.pem", &certificate),
         ..TransferTls::default()
     }
 }
@@ -342,7 +346,7 @@ async fn what_a_holder_has_not_pinned_is_refused_before_anything_is_computed() {
     holder.whole(&ask(1, &case)).await;
     let call = async |ask: &Ask, span: v1::RoutedSpan| {
         engine.reserve_without(ask, 0..1).await;
-        let called = engine.call_routed(ask, v1::Leg::Whole, vec![span]).await;
+        let called = engine.call_routed(ask, v1::Phase::Full, vec![span]).await;
         called.expect_err("refused").code()
     };
     let unpinned = ask(2, &case);
@@ -395,7 +399,7 @@ async fn blocks_that_are_here_are_attended_here_and_those_behind_them_elsewhere(
     first.pin(&asks, 2).await;
     assert_eq!(engine.reserve_without(&asks, 1..2).await, 1);
     let spans = vec![first.span(&asks, 1..2)];
-    let events = engine.call_routed(&asks, v1::Leg::Whole, spans).await.expect("taken");
+    let events = engine.call_routed(&asks, v1::Phase::Full, spans).await.expect("taken");
     assert_eq!(tokens(events, async || ()).await, case.greedy);
     for host in [engine, first, second] {
         host.end().await;
@@ -463,15 +467,15 @@ async fn tensor_parallel_ranks_send_the_rows_of_their_heads_to_the_ranks_of_a_ho
         assert_eq!(sent.query_bytes.get(), rows * D_QK * 4);
         assert_eq!(sent.partial_bytes.get(), rows * (D_V * 4 + 8));
         // A ring for each rank that asks, with the holder's rank of its remainder.
-        assert_eq!(metric(&first, "kvasir_route_sessions").await, u64::from(ranks));
+        assert_eq!(metric(&first, "kvasir_route_query_sessions").await, u64::from(ranks));
         engine.end().await;
-        while metric(&first, "kvasir_route_sessions").await > 0 {
+        while metric(&first, "kvasir_route_query_sessions").await > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
     // Each rank of the holder has answered as much as the other, on its own way.
     let written = async |rank: u32| {
-        let name = "route_kvasir_transfer_bytes_total";
+        let name = "kvasir_route_transfer_bytes_total";
         let page = super::tests::get(first.node.address(), "/metrics").await;
         let of_rank = format!("rank=\"{rank}\"");
         let lines = page.lines().filter(|line| line.starts_with(name) && line.contains(&of_rank));
@@ -492,7 +496,7 @@ async fn tensor_parallel_ranks_send_the_rows_of_their_heads_to_the_ranks_of_a_ho
 async fn a_rank_whose_partials_are_late_costs_time_and_no_token() {
     let holder = of_ranks(2, 1).await;
     let engine = Host::start_changed(Role::Both, |_, engine| {
-        (engine.routes.ranks, engine.routes.deadline_ms) = (2, 0);
+        (engine.routes.ranks, engine.routes.answer_timeout_ms) = (2, 0);
     })
     .await;
     let case = long_cases(2).remove(0);

@@ -122,11 +122,11 @@ async fn rows_are_selected_wherever_they_are_and_nobody_can_tell() {
             assert_eq!(answer, case.greedy, "{} tokens, the first block here", ask.prompt.len());
         }
     }
-    assert!(behind > 0, "some have so many blocks");
+    assert!(behind > 0, "some have three blocks");
     // And where ranks ask, each with the rows of its heads.
     let ranks = Host::start_changed(Role::Both, |_, engine| {
-        engine.model = selecting.dir.path().to_owned();
-        engine.routes.deadline_ms = 600_000;
+        engine.model_dir = selecting.dir.path().to_owned();
+        engine.routes.answer_timeout_ms = 600_000;
         engine.routes.ranks = 2;
     })
     .await;

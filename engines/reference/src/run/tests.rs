@@ -12,7 +12,7 @@ use super::*;
 fn config(dir: &Path) -> Config {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/tiny-deepseek-v2");
     Config {
-        model,
+        model_dir: model,
         attach_dir: dir.join("no-node"),
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         ..Config::default()
@@ -52,7 +52,7 @@ async fn without_a_node_it_lives_is_not_ready_and_refuses_calls() {
         EngineClient::connect(format!("http://{address}")).await.expect("gRPC on the same port");
     let request = v1::GenerateRequest {
         tx: Some(v1::TxId { conductor_incarnation: 1, serial: 1 }),
-        leg: v1::Leg::Whole.into(),
+        phase: v1::Phase::Full.into(),
         request_id: "r".into(),
         prompt: vec![5, 6],
         sampling: Some(v1::SamplingParams {
@@ -86,11 +86,11 @@ async fn without_a_node_it_lives_is_not_ready_and_refuses_calls() {
 }
 
 /// A store node of so much memory.
-async fn node(dir: &Path, arena_bytes: u64) -> kvasir_store_node::Running {
+async fn node(dir: &Path, dram_bytes: u64) -> kvasir_store_node::Running {
     let config = kvasir_store_node::config::Config {
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         attach_dir: dir.join("node"),
-        arena_bytes,
+        dram_bytes,
         ..kvasir_store_node::config::Config::default()
     };
     kvasir_store_node::start(config).await.expect("a node")
@@ -101,7 +101,7 @@ async fn a_node_that_will_never_take_it_ends_it_with_what_to_set() {
     let dir = tempfile::tempdir().expect("a folder");
     let _node = node(dir.path(), 4096).await;
     let why = refusal(Config { attach_dir: dir.path().join("node"), ..config(dir.path()) }).await;
-    assert!(why.contains("refused this engine") && why.contains("set `arena_bytes` to"), "{why}");
+    assert!(why.contains("refused this engine") && why.contains("set `dram_bytes` to"), "{why}");
 }
 
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn streams_max(address: SocketAddr) -> u32 {
 #[tokio::test]
 async fn a_connection_has_room_for_more_calls_than_the_engine_admits_and_not_for_all() {
     let dir = tempfile::tempdir().expect("a folder");
-    let config = Config { max_running: 3, max_waiting: 4, ..config(dir.path()) };
+    let config = Config { running_requests_max: 3, waiting_requests_max: 4, ..config(dir.path()) };
     let listener = TcpListener::bind(config.listen).await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let loaded = load(&config).await.expect("the default model");
@@ -166,19 +166,19 @@ async fn a_connection_has_room_for_more_calls_than_the_engine_admits_and_not_for
 #[tokio::test]
 async fn what_keeps_it_from_starting_is_said_in_a_sentence() {
     let dir = tempfile::tempdir().expect("a folder");
-    let zero = Config { chunk_tokens: 0, ..config(dir.path()) };
-    assert!(refusal(zero).await.contains("`chunk_tokens` is 0"));
+    let zero = Config { prefill_chunk_tokens: 0, ..config(dir.path()) };
+    assert!(refusal(zero).await.contains("`prefill_chunk_tokens` must be at least 1"));
     let everywhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     let unreachable = Config { listen: everywhere, ..config(dir.path()) };
-    assert!(refusal(unreachable).await.contains("`advertise`"));
+    assert!(refusal(unreachable).await.contains("`advertise_address`"));
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
     let listen = taken.local_addr().expect("an address");
     let twice = Config { listen, ..config(dir.path()) };
     assert!(refusal(twice).await.contains(&format!("cannot listen on {listen}")));
-    let nowhere = Config { model: PathBuf::from("no/such/model"), ..config(dir.path()) };
+    let nowhere = Config { model_dir: PathBuf::from("no/such/model"), ..config(dir.path()) };
     let why = refusal(nowhere).await;
-    assert!(why.contains("the model cannot be loaded") && why.contains("no/such/model"), "{why}");
+    assert!(why.contains("cannot load the model") && why.contains("no/such/model"), "{why}");
     let log = dir.path().join("no-folder/layers.jsonl");
-    let unwritable = Config { layer_log: Some(log), ..config(dir.path()) };
+    let unwritable = Config { layer_log_file: Some(log), ..config(dir.path()) };
     assert!(refusal(unwritable).await.contains("cannot write the layer log"));
 }

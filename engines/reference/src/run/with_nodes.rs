@@ -81,8 +81,8 @@ impl Host {
         model: std::path::PathBuf,
     ) -> Self {
         Host::start_changed(role, |_, engine| {
-            engine.model = model;
-            engine.routes.deadline_ms = deadline_ms;
+            engine.model_dir = model;
+            engine.routes.answer_timeout_ms = deadline_ms;
         })
         .await
     }
@@ -98,20 +98,20 @@ impl Host {
             // One of its own: no other test of this host gets a port there while the node is away.
             listen: SocketAddr::from((own_loopback(), 0)),
             attach_dir: dir.path().join("node"),
-            arena_bytes: 256 << 20,
-            lease_ms_max: LEASE_MS,
+            dram_bytes: 256 << 20,
+            lease_max_ms: LEASE_MS,
             ..kvasir_store_node::config::Config::default()
         };
         let mut config = Config {
             role,
-            model: file("configs/models/tiny-deepseek-v2"),
+            model_dir: file("configs/models/tiny-deepseek-v2"),
             attach_dir: node_config.attach_dir.clone(),
             listen: any,
-            chunk_tokens: 100,
+            prefill_chunk_tokens: 100,
             // Nor is a node or a holder ever too slow to answer.
-            grow_wait_ms: 600_000,
+            slot_wait_timeout_ms: 600_000,
             routes: crate::config::Routes {
-                deadline_ms: 600_000,
+                answer_timeout_ms: 600_000,
                 call_timeout_ms: 600_000,
                 ..Default::default()
             },
@@ -179,7 +179,7 @@ impl Host {
             lease_ms: LEASE_MS,
             fetch_until_block: 0,
             writer_endpoint: writer,
-            answer_tokens_max: ask.max_tokens,
+            generated_tokens_max: ask.max_tokens,
             cache_class: v1::CacheClass::Unspecified.into(),
             replica: false,
             leave_ssd: false,
@@ -187,14 +187,18 @@ impl Host {
         self.node_client.clone().tx_allocate(request).await.expect("room").into_inner()
     }
 
-    async fn call(&self, ask: &Ask, leg: v1::Leg) -> Result<Streaming<v1::GenerateEvent>, Status> {
+    async fn call(
+        &self,
+        ask: &Ask,
+        leg: v1::Phase,
+    ) -> Result<Streaming<v1::GenerateEvent>, Status> {
         self.call_routed(ask, leg, Vec::new()).await
     }
 
     pub(super) async fn call_routed(
         &self,
         ask: &Ask,
-        leg: v1::Leg,
+        leg: v1::Phase,
         routed: Vec<v1::RoutedSpan>,
     ) -> Result<Streaming<v1::GenerateEvent>, Status> {
         self.call_with(ask, leg, routed, Vec::new()).await
@@ -203,13 +207,13 @@ impl Host {
     pub(super) async fn call_with(
         &self,
         ask: &Ask,
-        leg: v1::Leg,
+        leg: v1::Phase,
         routed: Vec<v1::RoutedSpan>,
         chunks: Vec<v1::Chunk>,
     ) -> Result<Streaming<v1::GenerateEvent>, Status> {
         let request = v1::GenerateRequest {
             tx: Some(ask.tx()),
-            leg: leg.into(),
+            phase: leg.into(),
             request_id: format!("request {}", ask.serial),
             prompt: ask.prompt.clone(),
             sampling: Some(v1::SamplingParams {
@@ -226,7 +230,7 @@ impl Host {
         Ok(self.engine_client.clone().generate(request).await?.into_inner())
     }
 
-    async fn generate(&self, ask: &Ask, leg: v1::Leg) -> Result<Answered, Status> {
+    async fn generate(&self, ask: &Ask, leg: v1::Phase) -> Result<Answered, Status> {
         let events = self.call(ask, leg).await?;
         Answered::of(events, async || ()).await
     }
@@ -239,7 +243,8 @@ impl Host {
         let push =
             v1::TxPushRequest { tx: Some(ask.tx()), side: v1::Side::Prefill.into(), targets };
         self.node_client.clone().tx_push(push).await.expect("armed");
-        let legs = (self.generate(ask, v1::Leg::Prefill), decode.generate(ask, v1::Leg::Decode));
+        let legs =
+            (self.generate(ask, v1::Phase::Prefill), decode.generate(ask, v1::Phase::Decode));
         let (prefilled, decoded) = futures::future::join(legs.0, legs.1).await;
         assert_eq!(prefilled.expect("handed over").reason(), Reason::HandedOver);
         decoded.expect("an answer").tokens
@@ -248,7 +253,7 @@ impl Host {
     /// A whole leg with its allocation.
     pub(super) async fn whole(&self, ask: &Ask) -> Answered {
         self.allocate(ask, v1::Side::Prefill, Vec::new()).await;
-        self.generate(ask, v1::Leg::Whole).await.expect("an answer")
+        self.generate(ask, v1::Phase::Full).await.expect("an answer")
     }
 
     pub(super) async fn end(mut self) {
@@ -372,7 +377,7 @@ async fn handed_over_answers_are_the_reference_s_and_decoding_computes_no_prompt
     }
     assert_eq!(decode.metrics.prompt_tokens_computed.get(), 0);
     assert!(prefill.metrics.prompt_tokens_computed.get() > 0);
-    assert_eq!(prefill.metrics.answer_tokens.get(), 0);
+    assert_eq!(prefill.metrics.generated_tokens.get(), 0);
     prefill.end().await;
     decode.end().await;
 }
@@ -389,7 +394,7 @@ async fn a_node_that_comes_back_is_attached_to_again() {
     while host.metrics.attach_epoch.get() != 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let refused = host.generate(&ask(2), v1::Leg::Whole).await.expect_err("there is no node");
+    let refused = host.generate(&ask(2), v1::Phase::Full).await.expect_err("there is no node");
     assert_eq!(refused.code(), Code::Unavailable);
     host.node = kvasir_store_node::start(listen).await.expect("a node in the same place");
     host.attached(2).await;
@@ -409,7 +414,7 @@ async fn a_call_that_is_dropped_gives_its_slots_back() {
     let prompt: Vec<u32> = (0..50).map(|token| token + 10).collect();
     let ask = Ask { serial: 1, prompt, max_tokens: 4_000 };
     host.allocate(&ask, v1::Side::Prefill, Vec::new()).await;
-    let mut events = host.call(&ask, v1::Leg::Whole).await.expect("taken");
+    let mut events = host.call(&ask, v1::Phase::Full).await.expect("taken");
     for _ in 0..3 {
         events.message().await.expect("no error").expect("it goes on");
     }

@@ -370,7 +370,7 @@ mod tests {
         // Rows of 0..8, 16..18 and 22.. are here.
         let mut here = slots(0..4);
         away.give_up(&here, 4);
-        assert_eq!((away.pages(), away.lacks(4)), (0, 3), "what it attends is not its own");
+        assert_eq!((away.pages(), away.lacks(4)), (0, 3), "attended pages are not its own");
         away.take(slots(10..11), &mut here, 4);
         assert_eq!((away.next(4), away.pages(), away.lacks(4)), (Next::Waits, 1, 2));
         away.take(slots(11..14), &mut here, 4);

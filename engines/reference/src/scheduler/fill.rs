@@ -102,8 +102,11 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
                 Ok(())
             }
             Err(error) => {
-                tracing::error!(share = %sequence.share, %error, "a chunk does not fit its place");
-                let status = Status::new(Code::Internal, format!("a chunk: {error}"));
+                tracing::error!(share = %sequence.share, %error, "cannot copy a chunk into the prompt");
+                let status = Status::new(
+                    Code::Internal,
+                    format!("cannot copy a chunk into the prompt: {error}"),
+                );
                 self.end(id, End::Failed { status, label: "failed" })
             }
         }

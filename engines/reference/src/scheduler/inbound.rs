@@ -69,9 +69,9 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     fn handle_bound(&mut self, id: u64, bound: v1::Bound) -> Result<(), PortLost> {
         let refusal = match bound.status() {
             v1::BindStatus::Ok => None,
-            v1::BindStatus::Taken => Some("another call has bound this share"),
+            v1::BindStatus::Taken => Some("another call has already bound this share"),
             v1::BindStatus::Gone | v1::BindStatus::Unspecified => {
-                Some("the store node knows no such transaction any more")
+                Some("the store node no longer knows this transaction")
             }
         };
         if let Some(why) = refusal {
@@ -91,7 +91,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let pages = (sequence.prompt_tokens - elsewhere).div_ceil(sequence.page_tokens);
         let beginning = sequence.away.beginning().unwrap_or(0..0);
         if bound.cached_tokens < beginning.start {
-            let why = "blocks before those that are attended elsewhere are not here any more";
+            let why = "the store node no longer has the blocks before the routed blocks";
             let mut status = Status::failed_precondition(why);
             status.metadata_mut().insert(REFUSAL, MetadataValue::from_static(UNROUTED));
             return self.end(id, End::Failed { status, label: "unrouted" });
@@ -106,8 +106,8 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         {
             let (state, prompt, got) = (sequence.state, sequence.prompt_tokens, slots.len());
             let why = format!(
-                "a share of {prompt} prompt tokens, {state:?}, was bound to {got} slots with \
-                 {cached} tokens cached"
+                "the store node bound a share of {prompt} prompt tokens in the state {state:?} to {got} \
+                 slots with {cached} cached tokens"
             );
             return self.broken(id, why);
         }
@@ -132,11 +132,14 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let vocab = self.options.vocab;
         let sequence = self.sequences.get_mut(&id).expect("looked up by the caller");
         if sequence.state != State::Arriving {
-            let why = format!("`Ready` came for a share that is {:?}", sequence.state);
+            let why = format!(
+                "the store node sent `Ready` for a share in the state {:?}",
+                sequence.state
+            );
             return self.broken(id, why);
         }
         let Some(first) = EngineTail::first_token(&ready.tail, vocab) else {
-            return self.broken(id, "what the prefill engine handed over cannot be read".into());
+            return self.broken(id, "cannot read the tail from the prefill engine".into());
         };
         sequence.state = State::Decoding;
         // An answer of one token needs no seat.
@@ -162,7 +165,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     }
 
     fn handle_stop(&mut self, id: u64, stop: &v1::Stop) -> Result<(), PortLost> {
-        let status = Status::aborted(format!("the store node ended it: {}", stop.reason));
+        let status = Status::aborted(format!("the store node ended the request: {}", stop.reason));
         self.end(id, End::Failed { status, label: "stopped" })
     }
 
@@ -170,7 +173,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     pub(super) fn checked(&self, slots: &[u32]) -> Result<Vec<SlotIndex>, String> {
         let total = self.port.slots_total();
         match slots.iter().find(|&&slot| slot >= total) {
-            Some(slot) => Err(format!("slot {slot} was granted, and there are only {total}")),
+            Some(slot) => Err(format!("the store node granted slot {slot} of {total}")),
             None => Ok(slots.iter().copied().map(SlotIndex).collect()),
         }
     }

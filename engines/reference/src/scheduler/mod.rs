@@ -127,9 +127,9 @@ pub(crate) struct Job {
 /// What the scheduler is told once.
 #[derive(Debug, Clone)]
 pub(crate) struct SchedulerOptions {
-    pub chunk_tokens: u32,
+    pub prefill_chunk_tokens: u32,
     pub block_tokens: u32,
-    pub max_running: u32,
+    pub running_requests_max: u32,
     pub grow_wait_us: u64,
     pub vocab: u32,
 }
@@ -169,7 +169,7 @@ pub(crate) struct Scheduler<P, C> {
     by_share: HashMap<Share, u64>,
     /// Shares whose sequence has ended before the node answered its bind.
     unanswered: BTreeSet<Share>,
-    /// Those that can run, in the order in which they became able to. The first `max_running` have
+    /// Those that can run, in the order in which they became able to. The first `running_requests_max` have
     /// a seat, so a running sequence is never displaced.
     runnable: Vec<u64>,
     serial: u64,
@@ -226,11 +226,12 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     pub(crate) fn accept(&mut self, job: Job) -> Result<(), PortLost> {
         let share = job.request.share;
         if self.by_share.contains_key(&share) || self.unanswered.contains(&share) {
-            let status = Status::already_exists(format!("share {share} is bound here already"));
+            let status =
+                Status::already_exists(format!("share {share} is already bound on this engine"));
             job.events.fail(status);
             return Ok(());
         }
-        tracing::debug!(%share, request_id = job.request.request_id, "a request came in");
+        tracing::debug!(%share, request_id = job.request.request_id, "received a request");
         let sequence = self.sequence_of(job);
         self.serial += 1;
         self.sequences.insert(self.serial, sequence);
@@ -315,7 +316,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
 
     /// Sequences that may take part in steps.
     fn seated(&self) -> impl Iterator<Item = u64> + '_ {
-        self.runnable.iter().copied().take(self.options.max_running as usize)
+        self.runnable.iter().copied().take(self.options.running_requests_max as usize)
     }
 
     /// When a sequence has waited too long for a slot, the youngest of those that wait is given up:
@@ -328,9 +329,9 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         let Some(&(youngest, _)) = short.last().filter(|_| short.iter().any(too_long)) else {
             return Ok(());
         };
-        let why = "the store node has no room for more of the answer";
+        let why = "the store node has no free slots for more generated tokens";
         let status = Status::resource_exhausted(why);
-        self.end(youngest, End::Failed { status, label: "no_room" })?;
+        self.end(youngest, End::Failed { status, label: "no_capacity" })?;
         for (id, _) in short {
             if let Some(sequence) = self.sequences.get_mut(&id) {
                 sequence.growth.wait_anew(now_us);
@@ -349,7 +350,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         if self.port.is_connected() {
             return Ok(());
         }
-        Err(PortLost("it is gone or has detached this engine".into()))
+        Err(PortLost("it has closed the connection or detached this engine".into()))
     }
 
     fn renew_leases(&mut self) -> Result<(), PortLost> {
@@ -359,7 +360,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         }
         self.alive_at_us = now_us + ALIVE_EVERY_US;
         let alive = alive_message(&self.sequences);
-        if alive.shares.is_empty() { Ok(()) } else { self.port.send(Message::Alive(alive)) }
+        if alive.shares.is_empty() { Ok(()) } else { self.port.send(Message::KeepAlive(alive)) }
     }
 
     /// Takes a sequence out, tells its caller how it ended and gives its share back.
@@ -390,7 +391,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
                 "finished"
             }
             End::Failed { status, label } => {
-                tracing::info!(%share, why = status.message(), "a request failed");
+                tracing::info!(%share, reason = status.message(), "a request failed");
                 sequence.events.fail(status);
                 label
             }
@@ -402,7 +403,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
 
     fn broken(&mut self, id: u64, why: String) -> Result<(), PortLost> {
         let share = self.sequences[&id].share;
-        tracing::error!(%share, why, "the store node said something that cannot be");
+        tracing::error!(%share, reason = why, "the store node sent an invalid message");
         let status = Status::new(Code::Internal, why);
         self.end(id, End::Failed { status, label: "failed" })
     }
@@ -412,11 +413,11 @@ fn release(share: Share) -> Message {
     Message::Release(v1::Release { tx: Some(share.tx.into()), side: share.side.to_wire() })
 }
 
-fn alive_message(sequences: &BTreeMap<u64, Sequence>) -> v1::Alive {
+fn alive_message(sequences: &BTreeMap<u64, Sequence>) -> v1::KeepAlive {
     let reference = |sequence: &Sequence| v1::TxShareRef {
         tx: Some(sequence.share.tx.into()),
         side: sequence.share.side.to_wire(),
     };
     let renewed = sequences.values().filter(|sequence| sequence.renews_lease());
-    v1::Alive { shares: renewed.map(reference).collect() }
+    v1::KeepAlive { shares: renewed.map(reference).collect() }
 }

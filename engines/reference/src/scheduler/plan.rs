@@ -33,8 +33,8 @@ pub(crate) struct Part {
 }
 
 /// Plans a step over candidates in the order in which prompts are computed.
-pub(crate) fn plan_step(candidates: &[Candidate], chunk_tokens: u32) -> Vec<Part> {
-    let mut budget = chunk_tokens;
+pub(crate) fn plan_step(candidates: &[Candidate], prefill_chunk_tokens: u32) -> Vec<Part> {
+    let mut budget = prefill_chunk_tokens;
     let mut parts = Vec::new();
     for &Candidate { sequence, work } in candidates {
         match work {
@@ -101,8 +101,8 @@ mod tests {
     }
 
     /// (sequence, positions, samples) of a step.
-    fn check(candidates: &[Candidate], chunk_tokens: u32) -> Vec<(u64, Range<u32>, bool)> {
-        plan_step(candidates, chunk_tokens)
+    fn check(candidates: &[Candidate], prefill_chunk_tokens: u32) -> Vec<(u64, Range<u32>, bool)> {
+        plan_step(candidates, prefill_chunk_tokens)
             .into_iter()
             .map(|part| (part.sequence, part.positions, part.samples))
             .collect()

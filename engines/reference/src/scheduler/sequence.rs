@@ -247,7 +247,7 @@ impl Sequence {
             reason: reason.into(),
             text: String::new(),
             prompt_tokens_computed: self.prompt_tokens_computed,
-            answer_tokens: self.answer.tokens(),
+            generated_tokens: self.answer.tokens(),
             stop_matched: String::new(),
             queue_us: since(self.times.started_us) + self.times.passed_us,
             prefill_us: since(self.times.prefilled_us),

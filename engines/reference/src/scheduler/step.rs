@@ -26,7 +26,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         self.begin_answers()?;
         self.ask_for_room()?;
         self.fill_gaps()?;
-        let parts = plan_step(&self.candidates(), self.options.chunk_tokens);
+        let parts = plan_step(&self.candidates(), self.options.prefill_chunk_tokens);
         if parts.is_empty() {
             return Ok(false);
         }
@@ -72,7 +72,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     /// gets the holders' blocks here.
     fn recall(&mut self, id: u64) {
         let sequence = self.sequences.get_mut(&id).expect("parts are of sequences that are there");
-        tracing::warn!(share = %sequence.share, "blocks elsewhere are lost; they are computed here");
+        tracing::warn!(share = %sequence.share, "lost routed blocks; recomputing them");
         sequence.recall();
         self.shared.metrics.recalls.inc();
     }
@@ -170,13 +170,13 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
                 *alive_at_us = now_us + ALIVE_EVERY_US;
                 let alive = alive_message(sequences);
                 if !alive.shares.is_empty() {
-                    lost = port.send(Message::Alive(alive)).err();
+                    lost = port.send(Message::KeepAlive(alive)).err();
                 }
             }
         };
         let logits = compute.forward(&batch, &routed, &mut on_layer).map_err(|why| {
-            tracing::error!(step, %why, "the model refused a step");
-            PortLost(format!("the model refused a step: {why}"))
+            tracing::error!(step, reason = %why, "the model rejected a step");
+            PortLost(format!("the model rejected a step: {why}"))
         })?;
         if let Some(lost) = lost {
             return Err(lost);
@@ -256,7 +256,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         sequence.tokens.push(token.id);
         let (tokens, ending) = sequence.answer.add(token);
         sequence.events.send(Event::Tokens(tokens));
-        self.shared.metrics.answer_tokens.inc();
+        self.shared.metrics.generated_tokens.inc();
         let Some(ending) = ending else { return Ok(()) };
         let finished = sequence.finished(ending.reason);
         let (text, stop_matched) = (ending.text, ending.stop_matched);

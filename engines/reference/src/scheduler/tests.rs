@@ -22,19 +22,19 @@ use bench::*;
 
 #[test]
 fn a_prefill_leg_finishes_every_page_once_and_hands_the_first_token_over() {
-    for (chunk_tokens, plans) in [
+    for (prefill_chunk_tokens, plans) in [
         (16, vec![(4, 0, 1), (8, 1, 1), (12, 2, 1), (13, 3, 1)]),
         (64, vec![(1, 0, 1), (2, 1, 1), (3, 2, 1), (4, 3, 1)]),
         (100, vec![(1, 0, 1), (2, 1, 3)]),
         (512, vec![(1, 0, 4)]),
     ] {
-        let mut bench = bench(SchedulerOptions { chunk_tokens, ..options() });
+        let mut bench = bench(SchedulerOptions { prefill_chunk_tokens, ..options() });
         let ask = Ask::new(Leg::Prefill, 1, 200, 50);
         let mut caller = bench.ask(&ask);
         assert!(!bench.turn(), "nothing is computed before the slots are known");
         bench.node.say(ask.bound(0));
         bench.run();
-        assert_eq!(bench.planned(ask.share()), plans, "chunk {chunk_tokens}");
+        assert_eq!(bench.planned(ask.share()), plans, "chunk {prefill_chunk_tokens}");
         assert_eq!(bench.tail(), greedy(&ask.prompt(), 1)[0]);
         let last = bench.node.messages().split_off(bench.node.messages().len() - 2);
         assert!(matches!(last[..], [Message::FinishPrefill(_), Message::Release(_)]), "{last:?}");
@@ -48,7 +48,7 @@ fn a_prefill_leg_finishes_every_page_once_and_hands_the_first_token_over() {
 
 #[test]
 fn a_plan_stands_before_its_step_and_progress_counts_its_layers() {
-    let mut bench = bench(SchedulerOptions { chunk_tokens: 64, ..options() });
+    let mut bench = bench(SchedulerOptions { prefill_chunk_tokens: 64, ..options() });
     let ask = Ask::new(Leg::Prefill, 1, 128, 1);
     let _caller = bench.ask(&ask);
     bench.node.say(ask.bound(0));
@@ -88,9 +88,9 @@ fn cached_rows_are_read_and_not_computed() {
 
 #[test]
 fn a_whole_leg_answers_the_same_whatever_the_chunks_and_the_cache() {
-    for chunk_tokens in [16, 64, 100, 512] {
+    for prefill_chunk_tokens in [16, 64, 100, 512] {
         for cached in [0, 64, 128] {
-            let mut bench = bench(SchedulerOptions { chunk_tokens, ..options() });
+            let mut bench = bench(SchedulerOptions { prefill_chunk_tokens, ..options() });
             bench.node.state().grows_from = Some(500);
             let ask = Ask::new(Leg::Whole, 1, 150, 200);
             bench.model.fill(&ask.prompt()[..cached as usize], &ask.slots());
@@ -99,7 +99,7 @@ fn a_whole_leg_answers_the_same_whatever_the_chunks_and_the_cache() {
             bench.run();
             let answered = caller.heard();
             let expected = greedy(&ask.prompt(), 200);
-            assert_eq!(answered.tokens, expected, "chunk {chunk_tokens}, cached {cached}");
+            assert_eq!(answered.tokens, expected, "chunk {prefill_chunk_tokens}, cached {cached}");
             assert_eq!(answered.text, text_of(&expected));
             assert_eq!(answered.reason(), Reason::Length);
             assert_eq!(bench.computed(), u64::from(150 - cached));
@@ -217,7 +217,7 @@ fn a_prompt_with_a_delay_is_passed_between_two_steps_by_what_counts_as_earlier()
 
 #[test]
 fn a_running_sequence_keeps_its_seat_and_the_next_one_waits() {
-    let mut bench = bench(SchedulerOptions { max_running: 2, ..options() });
+    let mut bench = bench(SchedulerOptions { running_requests_max: 2, ..options() });
     let asks: Vec<Ask> =
         (1..=4).map(|serial| Ask::new(Leg::Whole, serial, 8, 4 + serial as u32)).collect();
     let mut callers: Vec<Caller> = asks.iter().map(|ask| bench.ask(ask)).collect();
@@ -235,7 +235,7 @@ fn a_running_sequence_keeps_its_seat_and_the_next_one_waits() {
 
 #[test]
 fn the_first_token_waits_for_a_seat_and_the_second_follows_it_at_once() {
-    let mut bench = bench(SchedulerOptions { max_running: 2, ..options() });
+    let mut bench = bench(SchedulerOptions { running_requests_max: 2, ..options() });
     let asks: Vec<Ask> =
         (1..=5).map(|serial| Ask::new(Leg::Decode, serial, 8, 4 + serial as u32)).collect();
     let mut callers: Vec<Caller> = asks.iter().map(|ask| bench.ask(ask)).collect();
@@ -274,7 +274,7 @@ fn the_first_token_waits_for_a_seat_and_the_second_follows_it_at_once() {
 
 #[test]
 fn an_answer_of_one_token_waits_for_no_seat() {
-    let mut bench = bench(SchedulerOptions { max_running: 1, ..options() });
+    let mut bench = bench(SchedulerOptions { running_requests_max: 1, ..options() });
     let long = Ask::new(Leg::Decode, 1, 8, 40);
     let one = Ask::new(Leg::Decode, 2, 8, 1);
     let mut stopped = Ask::new(Leg::Decode, 3, 8, 40);
@@ -302,7 +302,7 @@ fn in_each_state(mut check: impl FnMut(Bench, Ask, Caller, &str)) {
             "arriving" | "decoding" => Leg::Decode,
             _ => Leg::Whole,
         };
-        let mut bench = bench(SchedulerOptions { chunk_tokens: 16, ..options() });
+        let mut bench = bench(SchedulerOptions { prefill_chunk_tokens: 16, ..options() });
         let ask = Ask::new(leg, 1, 64, 50);
         bench.model.fill(&ask.prompt(), &ask.slots());
         let caller = bench.ask(&ask);
@@ -529,7 +529,7 @@ fn a_node_that_never_answers_a_grow_does_not_hang_the_call() {
 
 #[test]
 fn leases_are_renewed_four_times_a_second_from_the_hand_over_on() {
-    let mut bench = bench(SchedulerOptions { chunk_tokens: 16, ..options() });
+    let mut bench = bench(SchedulerOptions { prefill_chunk_tokens: 16, ..options() });
     bench.node.state().grows_from = Some(500);
     let (decode, whole) = (Ask::new(Leg::Decode, 1, 60, 50), Ask::new(Leg::Whole, 2, 60, 50));
     bench.model.fill(&decode.prompt(), &decode.slots());
@@ -541,7 +541,7 @@ fn leases_are_renewed_four_times_a_second_from_the_hand_over_on() {
         bench.now_us.store(quarters * 250_000, Ordering::Relaxed);
         bench.turn();
         let shares = |message| match message {
-            Message::Alive(alive) => Some(
+            Message::KeepAlive(alive) => Some(
                 alive
                     .shares
                     .into_iter()
@@ -577,7 +577,7 @@ fn an_answer_ends_at_a_stop_token_and_says_nothing_of_it() {
     assert_eq!(answered.tokens, expected[..end]);
     assert_eq!(answered.text, text_of(&expected[..end - 1]));
     assert_eq!(answered.reason(), Reason::Stop);
-    assert_eq!(answered.finished.expect("finished").answer_tokens as usize, end);
+    assert_eq!(answered.finished.expect("finished").generated_tokens as usize, end);
 }
 
 #[test]
@@ -669,7 +669,7 @@ fn log_probabilities_come_with_the_token_s_own_bytes() {
 
 #[test]
 fn the_load_says_who_runs_who_waits_and_what_is_left_to_compute() {
-    let mut bench = bench(SchedulerOptions { max_running: 1, ..options() });
+    let mut bench = bench(SchedulerOptions { running_requests_max: 1, ..options() });
     let asks = [Ask::new(Leg::Whole, 1, 150, 30), Ask::new(Leg::Prefill, 2, 70, 1)];
     let _callers: Vec<Caller> = asks.iter().map(|ask| bench.ask(ask)).collect();
     bench.scheduler.publish_load();

@@ -11,13 +11,13 @@ use tokenizers::tokenizer::Tokenizer;
 /// Why a tokenizer is of no use here.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VocabularyError {
-    #[error("it cannot be read: {0}")]
+    #[error("cannot read it: {0}")]
     Read(String),
-    #[error("its decoder is not ByteLevel, and only that kind is supported")]
+    #[error("its decoder is not ByteLevel, the only one that is supported")]
     Decoder,
     #[error("it has no tokens")]
     Empty,
-    #[error("it names token {id}, but the model knows only {vocab} tokens")]
+    #[error("it has token {id}, but the model has only {vocab} tokens")]
     BeyondModel { id: u32, vocab: u32 },
 }
 

@@ -44,9 +44,9 @@ fn start(drain_us: u64) -> Engine {
     let inbox = Arc::new(Inbox::default());
     let (sender, lost) = mpsc::channel(1);
     let options = SchedulerOptions {
-        chunk_tokens: 8,
+        prefill_chunk_tokens: 8,
         block_tokens: 16,
-        max_running: 4,
+        running_requests_max: 4,
         grow_wait_us: 1_000_000,
         vocab: VOCAB,
     };

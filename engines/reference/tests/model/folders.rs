@@ -77,11 +77,11 @@ fn weight_files_that_are_cut_or_foreign_are_refused() {
     let path = dir.path().join("model.safetensors");
     let whole = fs::read(&path).expect("weights");
     for (length, words) in [
-        (whole.len() - 1, "cut short"),
-        (whole.len() / 2, "cut short"),
+        (whole.len() - 1, "truncated"),
+        (whole.len() / 2, "truncated"),
         (100, "header"),
-        (5, "cut short"),
-        (0, "cut short"),
+        (5, "truncated"),
+        (0, "truncated"),
     ] {
         fs::write(&path, &whole[..length]).expect("weights");
         check_refused(dir.path(), &["model.safetensors is not usable", words]);
@@ -93,7 +93,7 @@ fn weight_files_that_are_cut_or_foreign_are_refused() {
     let mut foreign = whole;
     foreign[8] = b'!';
     fs::write(&path, foreign).expect("weights");
-    check_refused(dir.path(), &["header cannot be read"]);
+    check_refused(dir.path(), &["cannot read the header"]);
 }
 
 #[test]
@@ -105,23 +105,23 @@ fn an_index_must_name_files_of_the_folder() {
     for outside in ["../model-00001-of-00002.safetensors", "/etc/passwd", "..", ""] {
         let text = json!({ "weight_map": { "model.norm.weight": outside } }).to_string();
         fs::write(&index, text).expect("an index");
-        check_refused(dir.path(), &["index.json is not usable", "no file of this folder"]);
+        check_refused(dir.path(), &["index.json is not usable", "not a file of this directory"]);
     }
     fs::write(&index, json!({ "weight_map": {} }).to_string()).expect("an index");
-    check_refused(dir.path(), &["names no file"]);
+    check_refused(dir.path(), &["contains no file names"]);
     let text = json!({ "weight_map": { "a": "model-00001-of-00002.safetensors" } }).to_string();
     fs::write(&index, text).expect("an index");
-    check_refused(dir.path(), &["has no tensor"]);
+    check_refused(dir.path(), &["tensor model.", ".weight is missing"]);
 }
 
 #[test]
 fn tensors_that_are_missing_or_of_another_shape_or_type_are_named() {
     for (key, value, tensor) in [
-        ("num_hidden_layers", json!(3), "no tensor model.layers.2.input_layernorm.weight"),
+        ("num_hidden_layers", json!(3), "tensor model.layers.2.input_layernorm.weight is missing"),
         ("n_routed_experts", json!(9), "model.layers.1.mlp.gate.weight has shape [6, 32]"),
         ("vocab_size", json!(65), "model.embed_tokens.weight has shape [64, 32]"),
-        ("kv_lora_rank", json!(60), "it must have [76, 32]"),
-        ("q_lora_rank", json!(null), "no tensor model.layers.0.self_attn.q_proj.weight"),
+        ("kv_lora_rank", json!(60), "config.json requires [76, 32]"),
+        ("q_lora_rank", json!(null), "tensor model.layers.0.self_attn.q_proj.weight is missing"),
         ("moe_intermediate_size", json!(57), "model.layers.1.mlp.experts.0.gate_proj.weight"),
     ] {
         let dir = folder();
@@ -138,14 +138,14 @@ fn tensors_that_are_missing_or_of_another_shape_or_type_are_named() {
     let at = other.windows(6).position(|bytes| bytes == b"\"I16 \"").expect("a type");
     other[at..at + 6].copy_from_slice(b"\"I16\" ");
     fs::write(&path, other).expect("weights");
-    check_refused(dir.path(), &["not supported", "type I16", "F32, F16 and BF16 are"]);
+    check_refused(dir.path(), &["not supported", "type I16", "only F32, F16 and BF16 are"]);
 }
 
 #[test]
 fn models_of_other_kinds_are_refused_with_the_reason() {
     let unsupported: [(&str, Value, &str); 11] = [
         ("architectures", json!(["LlamaForCausalLM"]), "LlamaForCausalLM; only DeepseekV2"),
-        ("architectures", json!(null), "`architectures` does not name DeepseekV2ForCausalLM"),
+        ("architectures", json!(null), "`architectures` does not contain DeepseekV2ForCausalLM"),
         ("hidden_act", json!("gelu"), "gelu; only silu"),
         ("attention_bias", json!(true), "biases"),
         ("quantization_config", json!({ "bits": 8 }), "quantised"),
@@ -154,7 +154,7 @@ fn models_of_other_kinds_are_refused_with_the_reason() {
         ("topk_method", json!("noaux_tc"), "noaux_tc; only greedy"),
         ("rope_scaling", json!({ "type": "linear", "factor": 2.0 }), "rope type is linear"),
         ("rope_scaling", json!({ "type": "yarn", "factor": 2.0, "truncate": false }), "truncated"),
-        ("n_group", json!(66), "experts in 66 groups"),
+        ("n_group", json!(66), "experts into 66 equal groups"),
     ];
     for (key, value, words) in unsupported {
         let dir = folder();
@@ -166,12 +166,12 @@ fn models_of_other_kinds_are_refused_with_the_reason() {
         ("hidden_size", json!(0), "`hidden_size` is 0"),
         ("hidden_size", json!(1u64 << 40), "`hidden_size` is 1099511627776"),
         ("hidden_size", json!("many"), "invalid type"),
-        ("qk_rope_head_dim", json!(15), "odd"),
-        ("num_experts_per_tok", json!(7), "of 6 experts"),
+        ("qk_rope_head_dim", json!(15), "15; it must be even"),
+        ("num_experts_per_tok", json!(7), "only 6 experts"),
         ("topk_group", json!(4), "4 used"),
         ("max_position_embeddings", json!(0), "`max_position_embeddings`"),
         ("rms_norm_eps", json!(0.0), "`rms_norm_eps` is 0"),
-        ("rope_scaling", json!({ "type": "yarn" }), "without a `factor`"),
+        ("rope_scaling", json!({ "type": "yarn" }), "needs a `factor`"),
     ] {
         let dir = folder();
         edit_config(dir.path(), |config| config[key] = value);

@@ -322,12 +322,12 @@ fn they_are_alike_in_bf16_but_for_its_rounding() {
 /// positions too, is as in any prompt.
 fn check_naive(variant: &str, dir: &Path) {
     let (model, texts) = texts(variant);
-    let (before, chunk_tokens) = (&texts.before[..37], &texts.chunk[..100]);
+    let (before, prefill_chunk_tokens) = (&texts.before[..37], &texts.chunk[..100]);
     let naive = Naive::load(dir);
     let mut sequence = naive::Sequence::default();
     let mut wanted = Vec::new();
     for (tokens, attends_from) in
-        [(before, 0), (chunk_tokens, before.len()), (&texts.question[..], 0)]
+        [(before, 0), (prefill_chunk_tokens, before.len()), (&texts.question[..], 0)]
     {
         sequence.attends_from = attends_from;
         for token in tokens {
@@ -335,7 +335,7 @@ fn check_naive(variant: &str, dir: &Path) {
         }
     }
     let mut arena = Arena::new(&model, KvDtype::F32, BLOCK_TOKENS, 20);
-    let chunk = Chunk::new(&model, &mut arena, chunk_tokens);
+    let chunk = Chunk::new(&model, &mut arena, prefill_chunk_tokens);
     for middle in [Piece::Spliced(0..100), Piece::Routed(vec![0..64, 64..100])] {
         let pieces = [Piece::Text(before.to_vec()), middle, Piece::Text(texts.question.clone())];
         let got = answer(&model, &mut arena, &chunk, &pieces, None);
@@ -427,7 +427,7 @@ fn holes_that_cannot_be_are_refused() {
 
 /// Of each long prompt the half in the middle is computed alone and spliced, and its answer followed.
 #[test]
-#[ignore = "measures, for docs/decisions/0049-a-chunk-is-used-again-elsewhere.md"]
+#[ignore = "measures, for docs/decisions/0049-reusable-chunks-by-key-rotation.md"]
 #[allow(clippy::print_stdout)] // it is what it is for
 fn what_reuse_costs_in_accuracy() {
     for variant in ["plain", "yarn_qlora"] {

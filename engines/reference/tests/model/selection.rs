@@ -373,7 +373,7 @@ fn an_indexer_that_is_half_described_is_refused() {
         assert!(why.contains(&format!("`{key}` is missing")), "{why}");
     }
     let narrow = read(&|config| config["index_head_dim"] = 8.into()).expect_err("refused");
-    assert!(narrow.contains("16 of it are rotated"), "{narrow}");
+    assert!(narrow.contains("at least `qk_rope_head_dim`, 16"), "{narrow}");
     let zero = read(&|config| config["index_topk"] = 0.into()).expect_err("refused");
     assert!(zero.contains("`index_topk` is 0"), "{zero}");
 }

@@ -140,7 +140,7 @@ impl CudaAttention {
     fn prepare_with(&mut self, jobs: &[CudaJob], plan: &Plan) -> Result<(), CudaError> {
         self.prepared = None;
         if jobs.len() > JOBS_MAX {
-            return Err(CudaError::Job { job: JOBS_MAX, what: "one launch has fewer jobs" });
+            return Err(CudaError::Job { job: JOBS_MAX, what: "one launch must have fewer jobs" });
         }
         for (index, job) in jobs.iter().enumerate() {
             job.check(&self.variant, index)?;

@@ -10,7 +10,7 @@ use super::CudaError;
 use super::variant::{Arch, SOURCE, Variant};
 
 const LIBRARY: &str = "libnvrtc";
-const INSTALL: &str = "install CUDA's run-time compiler, such as nvidia-cuda-nvrtc-cu12 of PyPI";
+const INSTALL: &str = "install CUDA's run-time compiler, such as nvidia-cuda-nvrtc-cu12 from PyPI";
 /// Under which names it is looked for, the newest first.
 const FILES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 

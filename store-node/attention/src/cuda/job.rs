@@ -75,7 +75,7 @@ impl CudaJob {
         let row_bytes = variant.dtype().row_bytes(variant.d_qk());
         let query_bytes = variant.query_dtype().row_bytes(variant.d_qk());
         if self.rows_per_page == 0 {
-            return wrong("a page holds no row");
+            return wrong("a page has no rows");
         }
         if (self.row_stride_bytes as usize) < row_bytes {
             return wrong("rows overlap at their stride");
@@ -95,7 +95,7 @@ impl CudaJob {
             return wrong("an address of the query or the result is 0");
         }
         if self.pages == 0 && self.shape().rows > 0 {
-            return wrong("there are rows and no pages");
+            return wrong("there are rows but no pages");
         }
         let align = ALIGN_BYTES as u64;
         for (what, value) in [

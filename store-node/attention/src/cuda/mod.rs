@@ -31,17 +31,17 @@ pub enum CudaError {
     /// NVIDIA's driver, or its compiler, is missing or has failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    #[error("compute capability {major}.{minor} has no kernel: 8.0, 8.7 and 9.0 have")]
+    #[error("no kernel supports compute capability {major}.{minor}; supported: 8.0, 8.7 and 9.0")]
     Capability { major: u32, minor: u32 },
-    #[error("the kernel needs {needed} bytes of shared memory, and a block has {limit}")]
+    #[error("the kernel needs {needed} bytes of shared memory, but a block has {limit}")]
     SharedMemory { needed: usize, limit: usize },
-    #[error("the source does not compile:\n{log}")]
+    #[error("cannot compile the kernel source:\n{log}")]
     Compile { log: String },
-    #[error("{0:?} rows have no kernel on tensor cores")]
+    #[error("no tensor-core kernel supports {0:?} rows")]
     Dtype(RowDtype),
-    #[error("values of {d_v} in rows of {d_qk} have no kernel for {dtype:?} rows")]
+    #[error("no kernel for {dtype:?} rows supports values of {d_v} in rows of {d_qk}")]
     Widths { dtype: RowDtype, d_qk: usize, d_v: usize },
-    #[error("job {job}: {what} is no multiple of 16 bytes")]
+    #[error("job {job}: {what} is not a multiple of 16 bytes")]
     Unaligned { job: usize, what: &'static str },
     #[error("job {job}: {what}")]
     Job { job: usize, what: &'static str },

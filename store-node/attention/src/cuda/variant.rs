@@ -222,7 +222,7 @@ mod tests {
             let error = Variant::new(dtype, d_qk, d_v, Arch::Sm90).expect_err("no kernel");
             assert!(error.to_string().contains(part), "{error}");
         };
-        says(RowDtype::F32, 576, 512, "tensor cores");
+        says(RowDtype::F32, 576, 512, "no tensor-core kernel supports");
         says(RowDtype::Bf16, 576, 577, "577");
         says(RowDtype::Bf16, 1024, 513, "513");
         says(RowDtype::Bf16, usize::MAX, 512, "rows of");

@@ -66,14 +66,14 @@ impl Blocks {
         Ok(self.take(now_ms, request, plan))
     }
 
-    /// The share may hold what it holds for `lease_ms` from now (at most `lease_ms_max`). Never
+    /// The share may hold what it holds for `lease_ms` from now (at most `lease_max_ms`). Never
     /// shortens.
     ///
     /// # Errors
     /// [`ShareError`] when it is not alive here any more.
     pub fn renew(&mut self, now_ms: u64, share: Share, lease_ms: u64) -> Result<(), ShareError> {
         self.open(share)?;
-        let until_ms = now_ms.saturating_add(lease_ms.min(self.options.lease_ms_max));
+        let until_ms = now_ms.saturating_add(lease_ms.min(self.options.lease_max_ms));
         if let Some(record) = self.shares.get_mut(&share)
             && record.lease_until_ms < until_ms
         {
@@ -117,7 +117,7 @@ impl Blocks {
         if is_refused && request.share.side != Side::Source {
             return Err(AllocateError::Draining);
         }
-        if request.lease_ms == 0 || request.lease_ms > self.options.lease_ms_max {
+        if request.lease_ms == 0 || request.lease_ms > self.options.lease_max_ms {
             return Err(AllocateError::BadRequest("the lease is zero or longer than allowed"));
         }
         if request.share.side == Side::Source {
@@ -190,7 +190,7 @@ impl Blocks {
         }
         self.cache.make_room(plan.pages - held_blocks);
         for _ in held_blocks..plan.pages {
-            let slot = self.cache.reserve(share).expect("the plan counted what is available");
+            let slot = self.cache.reserve(share).expect("the plan counted the available slots");
             pages.push(Page { slot, hold: Hold::Private });
         }
         let lease_until_ms = now_ms.saturating_add(request.lease_ms);
@@ -227,6 +227,8 @@ fn repeated(record: &ShareRecord, request: &Allocate) -> Result<Allocated, Alloc
         Phase::Aborted => Err(AllocateError::Tombstoned),
         Phase::Released => Err(AllocateError::Finished),
         Phase::Live if record.request == *request => Ok(record.allocated()),
-        Phase::Live => Err(AllocateError::BadRequest("the share was allocated otherwise before")),
+        Phase::Live => {
+            Err(AllocateError::BadRequest("the share was already allocated with other parameters"))
+        }
     }
 }

@@ -80,7 +80,7 @@ impl Blocks {
             return Ok(record.cached_blocks);
         }
         if checksums.len() > record.targets.len() {
-            return Err(ShareError::Refused("more pages than were to be fetched"));
+            return Err(ShareError::Refused("there are more checksums than fetched pages"));
         }
         self.settle(share, checksums)
     }

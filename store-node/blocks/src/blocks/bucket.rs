@@ -11,7 +11,7 @@ use super::Blocks;
 use super::contexts::longer;
 use crate::api::{Action, ContextName, KeepError, KeepRequest, SinkError};
 use crate::bucket::{Discard, Upload, UploadFrom, Wanted, until};
-use crate::ends::{KeptContext, class_of};
+use crate::ends::{PersistedContext, class_of};
 use crate::ssd::SsdBlock;
 use crate::tier_work::{Keep, Sink};
 use crate::unseen::Names;
@@ -383,7 +383,7 @@ impl Blocks {
         mark: Option<Mark>,
     ) -> u64 {
         let number = self.sinks.number();
-        let longer = mark.filter(|mark| mark.until_unix_ms > until(&block));
+        let longer = mark.filter(|mark| mark.expires_unix_ms > until(&block));
         let class = longer.as_ref().map_or(block.class, class_of);
         let mark = mark.map(|mark| Mark { copies: 1, ..mark });
         let block = SsdBlock { class, mark, ..block };
@@ -424,18 +424,18 @@ impl Blocks {
         after: Option<(Namespace, BlockKey)>,
         contexts_max: usize,
         unix_ms: u64,
-    ) -> Vec<KeptContext> {
+    ) -> Vec<PersistedContext> {
         let all = self.bucket.contexts(tenant, after);
-        let lasts = all.filter(|(_, mark)| mark.until_unix_ms > unix_ms);
+        let lasts = all.filter(|(_, mark)| mark.expires_unix_ms > unix_ms);
         // Contexts that go on from one another have most of their blocks in common.
         let mut known = HashMap::new();
         let whole = lasts.filter_map(|(block, mark)| {
-            Some(KeptContext {
+            Some(PersistedContext {
                 namespace: block.namespace,
                 last: block.key,
                 blocks: self.chain_below_known(block.key, &mut known)?,
-                since_unix_ms: mark.since_unix_ms?,
-                until_unix_ms: mark.until_unix_ms,
+                created_unix_ms: mark.created_unix_ms?,
+                expires_unix_ms: mark.expires_unix_ms,
             })
         });
         whole.take(contexts_max).collect()

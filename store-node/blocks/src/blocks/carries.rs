@@ -201,14 +201,14 @@ impl Blocks {
         for (share, record) in &self.shares {
             let of_share = owed.iter().filter(|((of, _), _)| of == share).count();
             if of_share != record.state.carries as usize {
-                return Err(format!("{share} has {of_share} pages to carry: {:?}", record.state));
+                return Err(format!("{share} has {of_share} pages to stage: {:?}", record.state));
             }
         }
         for (share, at) in self.carries.pages.keys() {
             let record = self.shares.get(share).filter(|record| !record.is_aborted());
             let of = record.and_then(|record| record.page(*at));
             if of.is_none_or(|page| page.slot != self.carries.pages[&(*share, *at)].slot) {
-                return Err(format!("page {at} of {share} is carried elsewhere"));
+                return Err(format!("page {at} of {share} is staged into another slot"));
             }
         }
         Ok(())

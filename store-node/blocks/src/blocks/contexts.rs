@@ -13,7 +13,7 @@ use kvasir_proto::{BlockKey, Class, Mark, Namespace, SlotIndex, Tenant};
 
 use super::Blocks;
 use crate::api::{Action, ContextName, KeepError, KeepRequest, SsdSize};
-use crate::ends::{KeptContext, class_of};
+use crate::ends::{PersistedContext, class_of};
 use crate::ssd::SsdBlock;
 use crate::tier_work::{Keep, Sink};
 
@@ -105,12 +105,12 @@ impl Blocks {
         &mut self,
         now_ms: u64,
         context: &ContextName,
-        until_unix_ms: u64,
+        expires_unix_ms: u64,
     ) -> Result<u64, KeepError> {
         if self.is_draining() {
             return Err(KeepError::Draining);
         }
-        self.change_mark(now_ms, context, |mark| Some(Mark { until_unix_ms, ..mark }))
+        self.change_mark(now_ms, context, |mark| Some(Mark { expires_unix_ms, ..mark }))
     }
 
     /// Ends a context before its time: what is kept for nothing else becomes normal. [`Action::Kept`] says
@@ -118,7 +118,7 @@ impl Blocks {
     ///
     /// # Errors
     /// [`KeepError`]; then nothing has changed.
-    pub fn drop_context(&mut self, now_ms: u64, context: &ContextName) -> Result<u64, KeepError> {
+    pub fn delete_context(&mut self, now_ms: u64, context: &ContextName) -> Result<u64, KeepError> {
         // It would be kept there again.
         let is_copied = |key| {
             let mut under_way = self.replicas.under_way.values();
@@ -138,14 +138,14 @@ impl Blocks {
         after: Option<(Namespace, BlockKey)>,
         contexts_max: usize,
         unix_ms: u64,
-    ) -> Vec<KeptContext> {
-        let lasts = |context: &KeptContext| context.until_unix_ms > unix_ms;
+    ) -> Vec<PersistedContext> {
+        let lasts = |context: &PersistedContext| context.expires_unix_ms > unix_ms;
         let on_ssd = self.cache.ssd().contexts(tenant, after).filter(lasts).take(contexts_max);
         let in_bucket = self.contexts_in_bucket(tenant, after, contexts_max, unix_ms);
-        let mut all: BTreeMap<(Namespace, BlockKey), KeptContext> = BTreeMap::new();
+        let mut all: BTreeMap<(Namespace, BlockKey), PersistedContext> = BTreeMap::new();
         for context in on_ssd.chain(in_bucket) {
             let known = all.entry((context.namespace, context.last)).or_insert(context);
-            if known.until_unix_ms < context.until_unix_ms {
+            if known.expires_unix_ms < context.expires_unix_ms {
                 *known = context;
             }
         }
@@ -162,7 +162,7 @@ impl Blocks {
         let ContextName { tenant, namespace, last } = *context;
         let of_tenant = |block: &SsdBlock| {
             let mark = block.mark.filter(|mark| mark.tenant == tenant)?;
-            let is_it = block.namespace == namespace && mark.since_unix_ms.is_some();
+            let is_it = block.namespace == namespace && mark.created_unix_ms.is_some();
             is_it.then_some(mark)
         };
         let on_ssd = self.cache.ssd().get(last).and_then(|block| Some((block, of_tenant(&block)?)));
@@ -171,7 +171,7 @@ impl Blocks {
         }
         let in_bucket = self.marked_in_bucket(context);
         let known = on_ssd.into_iter().chain(in_bucket);
-        let Some((_, known)) = known.max_by_key(|(_, mark)| mark.until_unix_ms) else {
+        let Some((_, known)) = known.max_by_key(|(_, mark)| mark.expires_unix_ms) else {
             return Err(KeepError::NoContext);
         };
         let copies = on_ssd.map_or(1, |(_, mark)| mark.copies);
@@ -305,12 +305,12 @@ impl Blocks {
     }
 
     fn check_quota(&mut self, tenant: Tenant, keys: &[BlockKey]) -> Result<(), KeepError> {
-        let kept_bytes = |key: BlockKey| {
+        let context_bytes = |key: BlockKey| {
             let kept =
                 self.on_ssd(key).filter(|block| matches!(block.class, Class::Context { .. }));
             kept.map_or(0, |block| block.bytes)
         };
-        let more = |key: &BlockKey| self.extent_bytes.saturating_sub(kept_bytes(*key));
+        let more = |key: &BlockKey| self.extent_bytes.saturating_sub(context_bytes(*key));
         let new: u64 = keys.iter().map(more).sum();
         // What is on its way counts as if it were there.
         let coming = |of: Option<Tenant>| -> u64 {
@@ -318,7 +318,7 @@ impl Blocks {
                 Class::Context { tenant, .. } => of.is_none_or(|of| of == tenant),
                 Class::Normal => false,
             });
-            let more = |sink: &Sink| sink.block.bytes.saturating_sub(kept_bytes(sink.block.key));
+            let more = |sink: &Sink| sink.block.bytes.saturating_sub(context_bytes(sink.block.key));
             sinks.map(more).sum()
         };
         let ssd = self.cache.ssd();
@@ -365,11 +365,11 @@ impl Blocks {
 
 /// The mark of a chain that is kept once more: never for less long, and since when it was.
 pub(super) fn longer(known: Option<Mark>, request: &KeepRequest) -> Mark {
-    let KeepRequest { tenant, until_unix_ms, since_unix_ms, copies, .. } = *request;
+    let KeepRequest { tenant, expires_unix_ms, created_unix_ms, copies, .. } = *request;
     let known = known.filter(|mark| mark.tenant == tenant);
-    let since = known.and_then(|mark| mark.since_unix_ms);
-    let since_unix_ms = since.into_iter().chain(since_unix_ms).min();
-    let until_unix_ms = known.map_or(0, |mark| mark.until_unix_ms).max(until_unix_ms);
+    let since = known.and_then(|mark| mark.created_unix_ms);
+    let created_unix_ms = since.into_iter().chain(created_unix_ms).min();
+    let expires_unix_ms = known.map_or(0, |mark| mark.expires_unix_ms).max(expires_unix_ms);
     let copies = known.map_or(1, |mark| mark.copies).max(copies);
-    Mark { tenant, until_unix_ms, since_unix_ms, copies }
+    Mark { tenant, expires_unix_ms, created_unix_ms, copies }
 }

@@ -1,7 +1,7 @@
 //! Contexts that are kept on several nodes: which of them lack copies, and who makes those.
 //!
 //! Each node that keeps such a context asks the others for it now and then. One that answers and has it not,
-//! for less long, or for fewer copies, has lost it; one that has not answered for `gone_after_ms` has lost all.
+//! for less long, or for fewer copies, has lost it; one that has not answered for `node_lost_after_ms` has lost all.
 //! Where too few are left, the one of them that has the smallest incarnation makes another copy, as a drain
 //! does: pinned here, sent by a paired transaction, and counted when it is durable there. Nobody needs to know
 //! how it came to be. A node that could not take it is tried again when no other can.
@@ -40,7 +40,7 @@ impl Blocks {
             tenant: mark.tenant,
             namespace: context.namespace,
             last: context.last,
-            until_unix_ms: mark.until_unix_ms,
+            expires_unix_ms: mark.expires_unix_ms,
             copies: mark.copies,
         })
     }
@@ -66,7 +66,7 @@ impl Blocks {
         let block = self.cache.ssd().get(last).filter(|block| block.namespace == namespace);
         block.and_then(|block| block.mark).is_some_and(|mark| {
             mark.tenant == tenant
-                && mark.since_unix_ms.is_some()
+                && mark.created_unix_ms.is_some()
                 && Promise::of(&mark).covers(context.promise())
         })
     }
@@ -79,11 +79,11 @@ impl Blocks {
         contexts: &[CopiedContext],
         peers: &[PeerCopies],
     ) {
-        let gone_after_ms = self.options.replicas.gone_after_ms;
+        let node_lost_after_ms = self.options.replicas.node_lost_after_ms;
         let counted: Vec<bool> = peers
             .iter()
             .map(|PeerCopies { peer, answer }| {
-                self.copies.hear(now_ms, peer, answer.is_some(), gone_after_ms)
+                self.copies.hear(now_ms, peer, answer.is_some(), node_lost_after_ms)
             })
             .collect();
         for (at, context) in contexts.iter().enumerate() {
@@ -224,6 +224,6 @@ impl Blocks {
     /// The mark of a context of which there are to be copies.
     pub(super) fn copied_mark(&self, namespace: Namespace, last: BlockKey) -> Option<Mark> {
         let block = self.cache.ssd().get(last).filter(|block| block.namespace == namespace)?;
-        block.mark.filter(|mark| mark.copies > 1 && mark.since_unix_ms.is_some())
+        block.mark.filter(|mark| mark.copies > 1 && mark.created_unix_ms.is_some())
     }
 }

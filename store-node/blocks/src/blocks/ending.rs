@@ -149,7 +149,7 @@ impl Blocks {
     pub fn may_go_to(&self, share: Share, namespace: Namespace) -> Result<(), ShareError> {
         let record = self.shares.get(&share).ok_or_else(|| self.missing(share))?;
         if record.request.namespace != namespace {
-            let why = "the receiver's slots are for blocks of another namespace";
+            let why = "the receiver's slots belong to another namespace";
             return Err(ShareError::Refused(why));
         }
         Ok(())

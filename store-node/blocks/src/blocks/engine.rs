@@ -64,7 +64,7 @@ impl Blocks {
     ) -> Result<Commit, ShareError> {
         let record = self.open(share)?;
         must_be_bound_or_released(record)?;
-        let key = record.key_of_prompt(page).ok_or(ShareError::Refused("no key for that page"))?;
+        let key = record.key_of_prompt(page).ok_or(ShareError::Refused("the page has no key"))?;
         if self.carries.lacks((share, page)) {
             return Err(ShareError::Refused("layers of the page are not in its slot yet"));
         }
@@ -160,7 +160,9 @@ impl Blocks {
         match held.hold {
             Hold::Pinned => sealed_before(&self.cache, held.slot, key),
             Hold::Duplicate { kept } => Ok(Commit::Duplicate { kept }),
-            Hold::Private if of_other => Err(ShareError::Refused("the key is another block's")),
+            Hold::Private if of_other => {
+                Err(ShareError::Refused("the key belongs to another block"))
+            }
             Hold::Private => seal(&mut self.cache, &mut self.totals, record, page, key, checksum),
         }
     }
@@ -169,7 +171,7 @@ impl Blocks {
 fn must_be_bound(record: &ShareRecord) -> Result<(), ShareError> {
     match record.state.engine {
         Engine::Bound(_) => Ok(()),
-        _ => Err(ShareError::Refused("no engine works on the share")),
+        _ => Err(ShareError::Refused("no engine has bound the share")),
     }
 }
 
@@ -207,7 +209,7 @@ fn seal(
     if let Some(kept) = cache.index().find(key) {
         let entry = cache.index().entry(kept);
         if entry.is_none_or(|entry| entry.parent != parent || entry.namespace != namespace) {
-            return Err(ShareError::Refused("the key is another block's"));
+            return Err(ShareError::Refused("the key belongs to another block"));
         }
         cache.pin(kept);
         at.hold = Hold::Duplicate { kept };
@@ -216,7 +218,7 @@ fn seal(
     }
     // It would take that one's place there, with what was promised of it.
     if cache.ssd().get(key).is_some_and(|block| block.namespace != namespace) {
-        return Err(ShareError::Refused("the key is another block's"));
+        return Err(ShareError::Refused("the key belongs to another block"));
     }
     cache.seal(at.slot, Entry { key, namespace, parent, checksum });
     at.hold = Hold::Pinned;

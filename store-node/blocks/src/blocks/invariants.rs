@@ -28,7 +28,7 @@ impl Blocks {
         self.check_imms()?;
         self.check_times()?;
         if self.hints != self.shares.values().filter(|record| record.is_hint).count() {
-            return Err("the hints are not counted rightly".to_owned());
+            return Err("the number of hints is wrong".to_owned());
         }
         self.shares.keys().try_for_each(|&share| self.check_share(share))
     }
@@ -44,7 +44,7 @@ impl Blocks {
     fn check_indexed(&self) -> Result<(), String> {
         let indexed = self.cache.index().iter().count();
         if indexed != self.cache.slots().tally().committed as usize {
-            return Err(format!("{indexed} slots are indexed, others are committed"));
+            return Err(format!("{indexed} slots are indexed, but the committed slots differ"));
         }
         Ok(())
     }
@@ -58,7 +58,9 @@ impl Blocks {
         let (told, have) = (self.digests(), TierDigests { vram, dram, ssd });
         match told == have {
             true => Ok(()),
-            false => Err(format!("changes tell of {told:?}, and there is {have:?}")),
+            false => {
+                Err(format!("the reported changes give {told:?}, but the tiers hold {have:?}"))
+            }
         }
     }
 
@@ -66,7 +68,7 @@ impl Blocks {
     fn check_tiers(&self) -> Result<(), String> {
         for (slot, entry) in self.cache.index().iter() {
             if self.cache.index().is_sunk(slot) != self.cache.is_on_ssd(entry.key) {
-                return Err(format!("slot {slot} is wrong about the SSD"));
+                return Err(format!("slot {slot} has a wrong SSD flag"));
             }
         }
         let mut reads: Vec<SlotIndex> = self.rises.all.values().map(|rise| rise.slot).collect();
@@ -75,11 +77,11 @@ impl Blocks {
             |(_, state): &(SlotIndex, SlotState)| matches!(state, SlotState::Rising { .. });
         let rising = self.cache.slots().iter().filter(rising).map(|(slot, _)| slot);
         if !rising.eq(reads) {
-            return Err("the rising slots are not those of the reads".to_owned());
+            return Err("the promoting slots differ from the slots of the reads".to_owned());
         }
         let bytes: u64 = self.sinks.iter().map(|sink| sink.bytes).sum();
         if bytes != self.sinks.bytes {
-            return Err("the bytes that are sinking are not the sum of the sinks".to_owned());
+            return Err("the demoting bytes differ from the sum of the demotions".to_owned());
         }
         Ok(())
     }
@@ -140,7 +142,10 @@ impl Blocks {
         let mut of_shares: Vec<_> = self.shares.values().filter_map(|record| record.imm).collect();
         of_shares.sort();
         if !self.imms.held().iter().eq(of_shares.iter()) {
-            return Err(format!("{of_shares:?} are shares' and {:?} held", self.imms.held()));
+            return Err(format!(
+                "the shares have {of_shares:?}, but {:?} are held",
+                self.imms.held()
+            ));
         }
         Ok(())
     }
@@ -148,7 +153,7 @@ impl Blocks {
     /// Every share has either a lease or a time since when it is aborting.
     fn check_times(&self) -> Result<(), String> {
         if self.leases.len() + self.aborting.len() != self.shares.len() {
-            return Err("there are leases or aborts of no share".to_owned());
+            return Err("a lease or an abort has no share".to_owned());
         }
         for (&share, record) in &self.shares {
             let timed = match (&record.aborted, record.state.phase) {
@@ -170,21 +175,21 @@ impl Blocks {
     fn check_share(&self, share: Share) -> Result<(), String> {
         let Some(record) = self.shares.get(&share) else { return Ok(()) };
         if record.state.over() {
-            return Err(format!("{share} is over and still here"));
+            return Err(format!("{share} has ended but is still stored"));
         }
         if self.finished.get(share).is_some() || self.tombstones.get(share).is_some() {
-            return Err(format!("{share} is open and remembered as ended"));
+            return Err(format!("{share} is open but recorded as ended"));
         }
         let reads_dropped =
             record.pages.iter().filter_map(|page| page.pinned()).any(|slot| {
                 matches!(self.cache.slots().state(slot), Some(SlotState::Leaving { .. }))
             });
         if reads_dropped && !record.is_aborted() && share.side != Side::Source {
-            return Err(format!("{share} reads a block that was dropped and is not aborted"));
+            return Err(format!("{share} reads a dropped block but is not aborted"));
         }
         let has_pins = record.pages.iter().any(|page| page.pinned().is_some());
         if record.state.locally_over() && has_pins {
-            return Err(format!("{share} waits for its remote writer alone and holds pins"));
+            return Err(format!("{share} waits only for its remote writer but holds pins"));
         }
         Ok(())
     }

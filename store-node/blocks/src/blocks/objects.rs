@@ -322,11 +322,13 @@ impl Blocks {
         if self.shares.len() >= self.options.shares_max {
             return Err(AllocateError::TooManyShares(self.shares.len()));
         }
-        if request.lease_ms == 0 || request.lease_ms > self.options.lease_ms_max {
+        if request.lease_ms == 0 || request.lease_ms > self.options.lease_max_ms {
             return Err(AllocateError::BadRequest("the lease is zero or longer than allowed"));
         }
         if request.keys.is_empty() || self.shares.contains_key(&request.share) {
-            return Err(AllocateError::BadRequest("there must be an object, and a new share"));
+            return Err(AllocateError::BadRequest(
+                "the request must have at least one object and a new share",
+            ));
         }
         Ok(())
     }

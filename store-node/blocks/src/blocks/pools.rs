@@ -163,7 +163,7 @@ impl Blocks {
         let Some(namespace) = keys.first().and_then(|key| self.namespace_of(*key)) else {
             return false;
         };
-        let lease_ms = self.options.lease_ms_max;
+        let lease_ms = self.options.lease_max_ms;
         let request = Allocate {
             share,
             namespace,
@@ -205,8 +205,8 @@ impl Blocks {
             under_way: 0,
             end: pages.len() as u32,
         };
-        let here = allocated.held_blocks - allocated.rising_blocks;
-        fill.set_ready(here, allocated.rising_blocks == 0);
+        let here = allocated.held_blocks - allocated.promoting_blocks;
+        fill.set_ready(here, allocated.promoting_blocks == 0);
         self.fills.insert(fill);
         true
     }
@@ -505,11 +505,14 @@ impl Blocks {
                 false => fill.under_way == 0 || of.is_some_and(|record| record.state.reads > 0),
             };
             if writes != fill.under_way as usize || !known {
-                return Err(format!("the fill {} has other writes, or no share", fill.handle));
+                return Err(format!(
+                    "the writes of fill {} are wrong, or its share is missing",
+                    fill.handle
+                ));
             }
         }
         if self.fills.of_share.len() != self.shares.values().filter(|of| of.is_fill).count() {
-            return Err("there are shares of fills that are over".to_owned());
+            return Err("a share of an ended fill still exists".to_owned());
         }
         self.cache.pools().iter().try_for_each(|(of, pool)| {
             let of_page = |from: RiseFrom| match from {

@@ -59,7 +59,7 @@ impl Blocks {
         let first = held.len();
         let there = self.below(now_ms, namespace, keys, first);
         let wanted = &keys[first..first + there];
-        let known = Prefetched { memory_blocks: first as u32, rising_blocks: there as u32 };
+        let known = Prefetched { memory_blocks: first as u32, promoting_blocks: there as u32 };
         let rises = |key: &&BlockKey| self.rises.of_key(**key).is_some();
         let rising = wanted.iter().take_while(rises).count() as u32;
         if rising as usize == wanted.len() {
@@ -68,7 +68,7 @@ impl Blocks {
         // Who looks again hears of what is read already, whether or not more can be.
         let or_rising = |why: PrefetchError| match rising {
             0 => Err(why),
-            rising_blocks => Ok(Prefetched { rising_blocks, ..known }),
+            promoting_blocks => Ok(Prefetched { promoting_blocks, ..known }),
         };
         let is_full = self.shares.len() >= self.options.shares_max;
         let is_known = self.shares.contains_key(&share);
@@ -95,9 +95,9 @@ impl Blocks {
             held.iter().for_each(|slot| self.cache.unpin_unused(*slot));
             return or_rising(PrefetchError::NoRoom);
         }
-        let rising_blocks = (pages.len() - first) as u32;
+        let promoting_blocks = (pages.len() - first) as u32;
         self.open_hint(now_ms, (share, namespace), keys, pages, held.len() as u32);
-        Ok(Prefetched { rising_blocks, ..known })
+        Ok(Prefetched { promoting_blocks, ..known })
     }
 
     pub(super) fn namespace_of(&self, key: BlockKey) -> Option<Namespace> {
@@ -112,7 +112,7 @@ impl Blocks {
     /// A slot is free, or has a block that goes next, was not used lately, and is on the SSD too: nothing is lost
     /// for what may never be asked for.
     fn has_unwanted_slot(&self) -> bool {
-        let spares_ms = self.options.prefetch_spares_ms;
+        let spares_ms = self.options.prefetch_protected_ms;
         let next_out_ms = self.cache.index().next_out_age_if_sunk_ms();
         self.cache.slots().tally().free > 0 || next_out_ms.is_some_and(|age_ms| age_ms >= spares_ms)
     }
@@ -127,7 +127,7 @@ impl Blocks {
     ) {
         debug_assert_eq!(share.side, Side::Source);
         let blocks = pages.len() as u32;
-        let lease_ms = self.options.lease_ms_max;
+        let lease_ms = self.options.lease_max_ms;
         let lease_until_ms = now_ms.saturating_add(lease_ms);
         let record = ShareRecord {
             request: Allocate {

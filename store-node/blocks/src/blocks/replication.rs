@@ -94,7 +94,7 @@ impl Blocks {
             hot_moved: 0,
             hot_failed: 0,
             looked_ms: None,
-            waits_for: String::new(),
+            waiting_for: String::new(),
         });
         self.find_kept(now_ms);
         let hot = self.hottest(hot_blocks_max);
@@ -145,7 +145,7 @@ impl Blocks {
             hot_left: as_u32(hot_left),
             hot_failed: drain.hot_failed,
             copies,
-            waits_for: if drained { String::new() } else { drain.waits_for.clone() },
+            waiting_for: if drained { String::new() } else { drain.waiting_for.clone() },
         }
     }
 
@@ -159,7 +159,7 @@ impl Blocks {
     /// The next copy to make. To be called now and then, and after whatever may have made one due, until
     /// it answers `None`; each is answered by [`Self::copied`].
     pub fn poll_copy(&mut self, now_ms: u64) -> Option<CopyPlan> {
-        if self.replicas.under_way.len() >= self.options.replicas.copies_max {
+        if self.replicas.under_way.len() >= self.options.replicas.concurrent_copies_max {
             return None;
         }
         if let Some(wanted) = self.replicas.asked.pop_front() {
@@ -192,7 +192,7 @@ impl Blocks {
             .iter()
             .filter(|(share, of)| share.side == Side::Source && !of.is_hint && !of.is_fill)
             .count();
-        if pushes < self.options.replicas.hot_pushes || self.replicas.peers.is_empty() {
+        if pushes < self.options.replicas.hot_pushes_min || self.replicas.peers.is_empty() {
             return None;
         }
         let (namespace, last) = self.replicas.hot.take(now_ms, &self.options.replicas)?;
@@ -212,10 +212,10 @@ impl Blocks {
         }
         let drain = self.replicas.drain.as_ref()?;
         if !self.knows_kept(drain) {
-            return self.drain_waits("the SSD cannot be used, and nobody knows what is kept there");
+            return self.drain_waits("the SSD is unavailable and its contexts are unknown");
         }
         if !looked {
-            return self.drain_waits_if_any("the other nodes are being asked");
+            return self.drain_waits_if_any("replies of the other nodes");
         }
         self.poll_kept(now_ms).or_else(|| self.poll_drain_hot())
     }
@@ -253,7 +253,7 @@ impl Blocks {
     }
 
     fn drain_waits(&mut self, why: &str) -> Option<CopyPlan> {
-        why.clone_into(&mut self.replicas.drain.as_mut()?.waits_for);
+        why.clone_into(&mut self.replicas.drain.as_mut()?.waiting_for);
         None
     }
 
@@ -278,11 +278,11 @@ impl Blocks {
                 if let (Some(last), Some(kept)) = (wanted.last(), wanted.kept) {
                     drain.moved.insert(last, kept);
                 }
-                drain.waits_for.clear();
+                drain.waiting_for.clear();
             }
             (CopyCause::DrainKept, Err(error)) => {
                 wanted.failed(&error, retry_at_ms);
-                drain.waits_for = error.to_string();
+                drain.waiting_for = error.to_string();
                 drain.kept.push_back(wanted);
             }
             (CopyCause::DrainHot, Ok(())) => drain.hot_moved += 1,
@@ -322,12 +322,12 @@ impl Blocks {
             let Some(of) = block.mark else { continue };
             // What is no context, and is kept as long by what follows it, goes with that.
             let as_long = |class: Class| match class {
-                Class::Context { tenant, until_unix_ms } => {
-                    tenant == of.tenant && until_unix_ms >= of.until_unix_ms
+                Class::Context { tenant, expires_unix_ms } => {
+                    tenant == of.tenant && expires_unix_ms >= of.expires_unix_ms
                 }
                 Class::Normal => false,
             };
-            if of.since_unix_ms.is_none() && ssd.classes_after(block.key).any(as_long) {
+            if of.created_unix_ms.is_none() && ssd.classes_after(block.key).any(as_long) {
                 continue;
             }
             if drain.moved.get(&block.key) != Some(&of) && !is_under_way(block.key, of) {

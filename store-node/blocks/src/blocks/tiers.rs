@@ -233,7 +233,7 @@ impl Blocks {
 
     fn plan_ahead(&mut self, now_ms: u64) {
         let slots = self.cache.slots().len();
-        let ahead = u64::from(slots) * u64::from(self.options.sink_ahead_percent) / 100;
+        let ahead = u64::from(slots) * u64::from(self.options.demote_ahead_percent) / 100;
         if u64::from(self.cache.slots().tally().free) < ahead {
             self.sink_next(now_ms, usize::try_from(ahead).unwrap_or(NEXT_LEAVES).min(NEXT_LEAVES));
         }
@@ -692,7 +692,7 @@ impl Blocks {
         }
         match self.cache.index().find(key) {
             None => {
-                let checksum = landed.expect("only what has landed comes here");
+                let checksum = landed.expect("the block has landed");
                 self.cache.land(slot, Entry { key, namespace, parent, checksum });
             }
             // It was computed or sent here meanwhile: that copy serves.

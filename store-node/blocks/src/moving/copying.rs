@@ -22,7 +22,7 @@ pub enum CopyStep {
     /// Here: send what was reserved there. The leases of both sides are renewed meanwhile.
     Push,
     /// There: so many of the blocks that were reserved have landed intact.
-    Commit { good_blocks: u32 },
+    Commit { valid_blocks: u32 },
     /// There: keep all of the chain.
     Keep(Mark),
     /// Here and there: the transaction is aborted, as well as it can be.
@@ -40,7 +40,7 @@ pub enum CopyAnswer {
     },
     Pinned,
     Pushed {
-        good_blocks: u32,
+        valid_blocks: u32,
     },
     Committed {
         held_blocks: u32,
@@ -100,12 +100,12 @@ impl Copying {
                 self.step = CopyStep::Pin { blocks: *blocks };
             }
             (CopyStep::Pin { .. }, CopyAnswer::Pinned) => self.step = CopyStep::Push,
-            (CopyStep::Push, CopyAnswer::Pushed { good_blocks }) => {
-                self.step = CopyStep::Commit { good_blocks };
+            (CopyStep::Push, CopyAnswer::Pushed { valid_blocks }) => {
+                self.step = CopyStep::Commit { valid_blocks };
             }
-            (CopyStep::Commit { good_blocks }, CopyAnswer::Committed { held_blocks }) => {
-                let good_blocks = *good_blocks;
-                self.committed(good_blocks, held_blocks);
+            (CopyStep::Commit { valid_blocks }, CopyAnswer::Committed { held_blocks }) => {
+                let valid_blocks = *valid_blocks;
+                self.committed(valid_blocks, held_blocks);
             }
             (CopyStep::Keep(_), CopyAnswer::Kept { kept_blocks }) => self.kept(kept_blocks),
             (CopyStep::Keep(_), CopyAnswer::Failed(error)) => {
@@ -143,13 +143,13 @@ impl Copying {
     }
 
     /// A piece counts when all that was lacking was sent whole and is held there.
-    fn committed(&mut self, good_blocks: u32, held_blocks: u32) {
+    fn committed(&mut self, valid_blocks: u32, held_blocks: u32) {
         let (wanted, until) = (self.wanted, self.until);
-        if good_blocks < wanted {
-            let why = format!("{good_blocks} of {wanted} blocks were sent whole");
+        if valid_blocks < wanted {
+            let why = format!("only {valid_blocks} of {wanted} blocks were sent intact");
             self.fail(CopyError::NotHere(why));
         } else if held_blocks < until {
-            let why = format!("it holds {held_blocks} blocks of {until} that were sent");
+            let why = format!("the node holds only {held_blocks} of {until} sent blocks");
             self.fail(CopyError::Refused { peer: self.to.clone(), why });
         } else {
             self.next_piece();
@@ -161,7 +161,7 @@ impl Copying {
         let blocks = self.blocks;
         self.step = CopyStep::End(match kept_blocks < blocks {
             true => {
-                let why = format!("it kept {kept_blocks} blocks of {blocks}");
+                let why = format!("the node persisted only {kept_blocks} of {blocks} blocks");
                 Err(CopyError::NoRoom { peer: self.to.clone(), why })
             }
             false => Ok(()),
@@ -176,7 +176,7 @@ mod tests {
     use kvasir_proto::{BlockKey, Namespace, Tenant};
 
     const MARK: Mark =
-        Mark { tenant: Tenant(1), until_unix_ms: 9_000, since_unix_ms: None, copies: 1 };
+        Mark { tenant: Tenant(1), expires_unix_ms: 9_000, created_unix_ms: None, copies: 1 };
 
     fn copying(blocks: u8, kept: Option<Mark>) -> Copying {
         let plan = CopyPlan {
@@ -211,7 +211,7 @@ mod tests {
             &[
                 (CopyAnswer::Reserved { targets: Some(1) }, CopyStep::Pin { blocks: 2 }),
                 (CopyAnswer::Pinned, CopyStep::Push),
-                (CopyAnswer::Pushed { good_blocks: 1 }, CopyStep::Commit { good_blocks: 1 }),
+                (CopyAnswer::Pushed { valid_blocks: 1 }, CopyStep::Commit { valid_blocks: 1 }),
                 (
                     CopyAnswer::Committed { held_blocks: 2 },
                     CopyStep::Reserve { blocks: 3, prompt_tokens: 13 },
@@ -232,12 +232,12 @@ mod tests {
 
     #[test]
     fn less_than_all_of_a_piece_is_a_failure_of_whoever_had_it() {
-        let after = |good_blocks, held_blocks| {
+        let after = |valid_blocks, held_blocks| {
             let mut copying = copying(2, None);
             let answers = [
                 CopyAnswer::Reserved { targets: Some(2) },
                 CopyAnswer::Pinned,
-                CopyAnswer::Pushed { good_blocks },
+                CopyAnswer::Pushed { valid_blocks },
                 CopyAnswer::Committed { held_blocks },
             ];
             answers.into_iter().for_each(|answer| copying.answer(answer));
@@ -256,7 +256,7 @@ mod tests {
         let begun = [
             CopyAnswer::Reserved { targets: Some(2) },
             CopyAnswer::Pinned,
-            CopyAnswer::Pushed { good_blocks: 2 },
+            CopyAnswer::Pushed { valid_blocks: 2 },
         ];
         for answered in 0..=begun.len() {
             let mut copying = copying(2, Some(MARK));

@@ -57,7 +57,7 @@ mod tests {
             assert!(end.may_come(2, 1, writer_of), "its writer says so");
             assert!(!end.may_come(3, 1, writer_of), "another node says so");
             assert!(!end.may_come(2, 4, writer_of), "it is not a push to here");
-            assert!(end.may_come(3, 1, |_| None), "it is nobody's any more");
+            assert!(end.may_come(3, 1, |_| None), "the push has no writer any more");
         }
         assert!(PeerMessage::Probe.may_come(9, 1, |_| None));
     }

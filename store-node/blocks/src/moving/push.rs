@@ -50,7 +50,7 @@ pub struct DueTail {
     /// The engine's part.
     pub engine: Vec<u8>,
     /// It may arrive before its pages, or without them: it counts only when everything has come.
-    pub only_whole: bool,
+    pub whole_blocks_only: bool,
 }
 
 /// Where the tail stands.
@@ -187,7 +187,7 @@ impl Push {
         match std::mem::replace(&mut self.tail, Tail::Issued) {
             Tail::Given(engine) => {
                 self.in_flight += 1;
-                Some(DueTail { engine, only_whole: by_page && under_way })
+                Some(DueTail { engine, whole_blocks_only: by_page && under_way })
             }
             other => {
                 self.tail = other;
@@ -318,7 +318,7 @@ mod tests {
         finish(&mut pages, 0..1, 1, 0..2);
         assert_eq!(push.take_due_tail(&pages), None, "the last layer is missing");
         finish(&mut pages, 0..1, 1, 2..3);
-        let due = DueTail { engine: b"t".to_vec(), only_whole: false };
+        let due = DueTail { engine: b"t".to_vec(), whole_blocks_only: false };
         assert_eq!(push.take_due_tail(&pages), Some(due));
         assert_eq!(push.take_due_tail(&pages), None);
         let groups: Vec<Group> = std::iter::from_fn(|| push.next_group(&pages)).collect();
@@ -343,7 +343,7 @@ mod tests {
         assert!(!push.is_over(), "one group is under way");
         push.group_done(&group, Err(Fault::NotSent));
         assert!(push.is_over() && !push.all_landed());
-        assert_eq!(push.fault(), None, "what was taken back is no fault");
+        assert_eq!(push.fault(), None, "a cancelled group is not a fault");
         assert_eq!(push.good_pages(&pages), 0, "but it has not landed either");
     }
 
@@ -385,7 +385,7 @@ mod tests {
             assert_eq!(push.take_due_tail(&pages), None);
             push.group_done(group, if index == 2 { Err(Fault::Corrupt) } else { Ok(()) });
         }
-        let due = DueTail { engine: Vec::new(), only_whole: false };
+        let due = DueTail { engine: Vec::new(), whole_blocks_only: false };
         assert_eq!(push.take_due_tail(&pages), Some(due));
         assert_eq!(push.tail_pages(&pages), 0..2);
         push.tail_done(Ok(()));
@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn the_tail_of_one_page_goes_with_it_and_says_so() {
         let (pages, mut push, groups) = source(1);
-        let due = DueTail { engine: Vec::new(), only_whole: true };
+        let due = DueTail { engine: Vec::new(), whole_blocks_only: true };
         assert_eq!(push.take_due_tail(&pages), Some(due));
         assert_eq!(push.take_due_tail(&pages), None);
         assert_eq!(push.tail_pages(&pages), 0..1);
@@ -409,9 +409,9 @@ mod tests {
 
         let (pages, mut push, groups) = source(1);
         push.set_places(2);
-        assert_eq!(push.take_due_tail(&pages), None, "it is a part of what is wanted");
+        assert_eq!(push.take_due_tail(&pages), None, "only a part of the pages was requested");
         push.group_done(&groups[0], Ok(()));
-        let due = DueTail { engine: Vec::new(), only_whole: false };
+        let due = DueTail { engine: Vec::new(), whole_blocks_only: false };
         assert_eq!(push.take_due_tail(&pages), Some(due));
     }
 

@@ -19,8 +19,8 @@ pub fn bytes_max(pages: usize, side: Side) -> usize {
 }
 
 /// The bytes that are written into the target's tail region.
-pub fn encode(tx: TxId, checksums: Vec<u64>, engine: Vec<u8>, only_whole: bool) -> Vec<u8> {
-    let tail = v1::Tail { tx: Some(tx.into()), checksums, engine, only_whole };
+pub fn encode(tx: TxId, checksums: Vec<u64>, engine: Vec<u8>, whole_blocks_only: bool) -> Vec<u8> {
+    let tail = v1::Tail { tx: Some(tx.into()), checksums, engine, whole_blocks_only };
     let length = tail.encoded_len();
     let mut bytes = Vec::with_capacity(4 + length);
     // Under `bytes_max`, which is far under 4 GiB.
@@ -32,15 +32,15 @@ pub fn encode(tx: TxId, checksums: Vec<u64>, engine: Vec<u8>, only_whole: bool) 
 /// Why a tail that arrived is not believed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TailError {
-    #[error("its length {length} does not fit the {room} bytes it has")]
+    #[error("the length {length} exceeds the reserved {room} bytes")]
     Length { length: usize, room: usize },
-    #[error("it is no tail message")]
+    #[error("the bytes are not a tail message")]
     Malformed,
-    #[error("it is of another transaction")]
+    #[error("the tail belongs to another transaction")]
     OtherTx,
-    #[error("it has {got} checksums; the pages sent are {want}")]
+    #[error("the tail has {got} checksums for {want} sent pages")]
     Checksums { got: usize, want: usize },
-    #[error("it was sent before its pages had landed, and they have not")]
+    #[error("the tail was sent before its pages arrived, and they did not arrive")]
     OnlyWhole,
 }
 
@@ -61,8 +61,8 @@ pub fn decode(room: &[u8], tx: TxId, pages: usize) -> Result<v1::Tail, TailError
 /// # Errors
 /// [`TailError`] says what does not fit.
 pub fn decode_part(room: &[u8], tx: TxId) -> Result<Vec<u64>, TailError> {
-    let v1::Tail { checksums, only_whole, .. } = read(room, tx)?;
-    if only_whole {
+    let v1::Tail { checksums, whole_blocks_only, .. } = read(room, tx)?;
+    if whole_blocks_only {
         return Err(TailError::OnlyWhole);
     }
     Ok(checksums)

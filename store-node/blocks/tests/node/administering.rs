@@ -10,7 +10,7 @@ use crate::support::{EPOCH, LEASE_MS, Node, chain, key, namespace, options, shar
 
 /// Eight slots, and an SSD to which all of them sink.
 fn node_with_ssd() -> Node {
-    let mut node = Node::with(Options { sink_ahead_percent: 100, ..options(8) });
+    let mut node = Node::with(Options { demote_ahead_percent: 100, ..options(8) });
     node.blocks.set_extents(7, 10);
     let size = SsdSize { bytes_max: 100, context_bytes_max: 60, tenant_bytes_max: 40 };
     node.blocks.ssd_ready(size, Vec::new());
@@ -35,8 +35,8 @@ fn keep(node: &mut Node, prompt: &str) {
         namespace: namespace(""),
         keys: chain(prompt),
         tenant: Tenant(1),
-        until_unix_ms: 9_000,
-        since_unix_ms: None,
+        expires_unix_ms: 9_000,
+        created_unix_ms: None,
         copies: 1,
     };
     node.blocks.keep(node.now_ms, &request).expect("there is room");
@@ -104,7 +104,7 @@ fn an_inspection_names_everyone_who_holds_the_block() {
     assert_eq!((found.parent, found.checksum), (None, Some(0)));
     let dram = found.dram.expect("in memory");
     assert_eq!((dram.slot, dram.pins), (node.slot("a"), 3));
-    let class = Class::Context { tenant: Tenant(1), until_unix_ms: 9_000 };
+    let class = Class::Context { tenant: Tenant(1), expires_unix_ms: 9_000 };
     assert_eq!(found.ssd.map(|block| block.class), Some(class));
     assert_eq!(node.blocks.inspect(key("ab")).and_then(|found| found.parent), Some(key("a")));
     assert_eq!(node.blocks.inspect(key("X")), None);

@@ -64,7 +64,7 @@ fn a_request_that_cannot_be_is_refused() {
             r.prompt_tokens = 9 * 4;
             r.keys = crate::support::chain("abcdefghi");
         },
-        "9 slots are wanted and this node has 8 in all",
+        "9 slots are needed, but this node has 8",
     );
 }
 

@@ -64,7 +64,7 @@ fn a_bind_waits_for_the_fetch() {
     assert_eq!(node.blocks.bind(share("2p"), EPOCH), Ok(Binding::Waiting));
     assert_eq!(node.blocks.bind(share("2p"), EPOCH), Err(BindError::Taken));
     let commit = node.blocks.commit_page(share("2p"), 3, 0);
-    assert_eq!(commit, Err(ShareError::Refused("no engine works on the share")));
+    assert_eq!(commit, Err(ShareError::Refused("no engine has bound the share")));
     let arrived = node.blocks.arrived(0, share("2p"), sums(2));
     assert_eq!(arrived, Ok(Arrival::Settled { cached_blocks: 3 }));
     assert_eq!(node.actions(), "Bound/12(2p)");
@@ -99,7 +99,10 @@ fn a_fetch_that_brought_less_is_settled_when_its_writer_has_stopped() {
         }
         assert_eq!(node.actions(), "", "nothing is settled yet");
         let too_many = node.blocks.settle_fetch(share("2p"), sums(4));
-        assert_eq!(too_many, Err(ShareError::Refused("more pages than were to be fetched")));
+        assert_eq!(
+            too_many,
+            Err(ShareError::Refused("there are more checksums than fetched pages"))
+        );
         assert_eq!(node.blocks.settle_fetch(share("2p"), sums(good)), Ok(good as u32));
         assert_eq!(node.blocks.settle_fetch(share("2p"), sums(0)), Ok(good as u32), "again");
         assert_eq!(node.actions(), format!("Bound/{want_tokens}(2p)"));

@@ -25,7 +25,7 @@ fn with_bucket(uploads_max: usize) -> Options {
         tenant_bytes_max: 40,
         ..BucketOptions::default()
     };
-    Options { bucket, sink_ahead_percent: 0, ..options(8) }
+    Options { bucket, demote_ahead_percent: 0, ..options(8) }
 }
 
 /// A node with an object store that is empty, and with no SSD.
@@ -46,20 +46,20 @@ fn node_with_ssd(uploads_max: usize) -> Node {
     node
 }
 
-fn keep_until(prompt: &str, until_unix_ms: u64) -> KeepRequest {
+fn keep_until(prompt: &str, expires_unix_ms: u64) -> KeepRequest {
     KeepRequest {
         namespace: namespace(""),
         keys: chain(prompt),
         tenant: Tenant(3),
-        until_unix_ms,
-        since_unix_ms: None,
+        expires_unix_ms,
+        created_unix_ms: None,
         copies: 1,
     }
 }
 
 /// Keeps a chain on the SSD.
-fn keep_on_ssd(node: &mut Node, prompt: &str, until_unix_ms: u64) {
-    node.blocks.keep(node.now_ms, &keep_until(prompt, until_unix_ms)).expect("it can be kept");
+fn keep_on_ssd(node: &mut Node, prompt: &str, expires_unix_ms: u64) {
+    node.blocks.keep(node.now_ms, &keep_until(prompt, expires_unix_ms)).expect("it can be kept");
     node.actions();
     while !node.sinks.is_empty() {
         let (sink, _) = node.sinks.remove(0);
@@ -95,13 +95,13 @@ fn from_text(from: UploadFrom) -> &'static str {
     }
 }
 
-fn block(prompt: &str, until_unix_ms: u64) -> SsdBlock {
+fn block(prompt: &str, expires_unix_ms: u64) -> SsdBlock {
     let before = &prompt[..prompt.len() - 1];
     SsdBlock {
         key: key(prompt),
         namespace: namespace(""),
         parent: (!before.is_empty()).then(|| key(before)),
-        class: Class::Context { tenant: Tenant(3), until_unix_ms },
+        class: Class::Context { tenant: Tenant(3), expires_unix_ms },
         mark: None,
         layout: LAYOUT,
         bytes: EXTENT_BYTES,
@@ -136,7 +136,7 @@ fn what_is_found_again_on_the_ssd_is_sent_with_what_is_before_it() {
     keep_on_ssd(&mut node, "abc", UNTIL);
     let blocks: Vec<SsdBlock> = node.blocks.ssd_blocks().collect();
     let rest = blocks.into_iter().filter(|block| block.parent.is_some()).collect();
-    let mut again = Node::with(Options { sink_ahead_percent: 100, ..with_bucket(8) });
+    let mut again = Node::with(Options { demote_ahead_percent: 100, ..with_bucket(8) });
     again.blocks.set_extents(LAYOUT, EXTENT_BYTES);
     again.blocks.ssd_ready_in_part(SIZE, rest, 2_000);
     again.blocks.bucket_listed(Vec::new(), true);
@@ -245,7 +245,7 @@ fn no_more_blocks_are_known_than_may_be() {
 fn a_share_waits_for_the_object_store_and_computes_what_is_left() {
     let mut node = node_that_finds(&["a", "ab"]);
     let allocated = node.allocate(&request("1p", "abc", 1)).expect("room");
-    assert_eq!((allocated.held_blocks, allocated.rising_blocks), (2, 2));
+    assert_eq!((allocated.held_blocks, allocated.promoting_blocks), (2, 2));
     node.blocks.bind(share("1p"), EPOCH).expect("nobody bound it before");
     assert_eq!(node.actions(), "");
     let downloads = std::mem::take(&mut node.downloads);
@@ -645,7 +645,7 @@ fn an_object_that_goes_with_its_client_takes_nothing_of_others_with_it() {
     assert_eq!(node.discards, []);
     // Nor what was not where another node had it.
     let mut node = node_that_finds(&["a"]);
-    assert_eq!(node.open("1p", "a", 1).rising_blocks, 1);
+    assert_eq!(node.open("1p", "a", 1).promoting_blocks, 1);
     node.actions();
     let (rise, _) = node.downloads.pop().expect("it is read");
     node.blocks.risen(node.now_ms, rise, Err(RiseError::Gone));
@@ -678,7 +678,7 @@ fn what_could_not_be_removed_and_is_in_no_list_that_was_cut_is_removed_before_it
 #[test]
 fn what_a_read_does_not_find_there_may_be_there_under_another_name() {
     let mut node = node_that_finds(&["a"]);
-    assert_eq!(node.open("1p", "a", 1).rising_blocks, 1);
+    assert_eq!(node.open("1p", "a", 1).promoting_blocks, 1);
     node.actions();
     let (rise, _) = node.downloads.pop().expect("it is read");
     node.blocks.risen(node.now_ms, rise, Err(RiseError::Gone));
@@ -708,7 +708,7 @@ fn nothing_is_removed_while_the_object_store_may_have_it_and_does_not_answer() {
 fn blocks_rise_from_there_on_a_hint() {
     let mut node = node_that_finds(&["a", "ab"]);
     let ahead = node.blocks.prefetch(node.now_ms, share("8s"), Some(namespace("")), &chain("ab"));
-    assert_eq!(ahead.map(|ahead| ahead.rising_blocks), Ok(2));
+    assert_eq!(ahead.map(|ahead| ahead.promoting_blocks), Ok(2));
     node.actions();
     assert_eq!(node.downloads.len(), 2);
 }
@@ -717,7 +717,7 @@ fn blocks_rise_from_there_on_a_hint() {
 fn node_with_context(prompt: &str) -> (Node, ContextName) {
     let mut node = node();
     node.fill("1p", prompt);
-    let request = KeepRequest { since_unix_ms: Some(5), ..keep_until(prompt, UNTIL) };
+    let request = KeepRequest { created_unix_ms: Some(5), ..keep_until(prompt, UNTIL) };
     node.blocks.keep(node.now_ms, &request).expect("it can be kept");
     send_all(&mut node);
     let name = ContextName { tenant: Tenant(3), namespace: namespace(""), last: key(prompt) };
@@ -729,21 +729,25 @@ fn a_context_is_dropped_there_by_another_name_of_its_last_block() {
     let (mut node, name) = node_with_context("ab");
     let listed = |node: &Node| {
         let all = node.blocks.contexts(Tenant(3), None, 9, 0);
-        all.iter().map(|it| (it.last, it.blocks, it.until_unix_ms)).collect::<Vec<_>>()
+        all.iter().map(|it| (it.last, it.blocks, it.expires_unix_ms)).collect::<Vec<_>>()
     };
     assert_eq!(listed(&node), [(key("ab"), 2, UNTIL)]);
     // An earlier time: the block stays as long as it was given.
     node.blocks.extend_context(node.now_ms, &name, UNTIL - 500).expect("it is there");
     assert_eq!(send_all(&mut node), [("copy", key("ab"))]);
     assert_eq!(listed(&node), [(key("ab"), 2, UNTIL - 500)]);
-    let mark =
-        Mark { tenant: Tenant(3), until_unix_ms: UNTIL - 500, since_unix_ms: Some(5), copies: 1 };
+    let mark = Mark {
+        tenant: Tenant(3),
+        expires_unix_ms: UNTIL - 500,
+        created_unix_ms: Some(5),
+        copies: 1,
+    };
     let marked = SsdBlock { mark: Some(mark), ..block("ab", UNTIL) };
     assert_eq!(node.blocks.bucket_block(key("ab")), Some(marked));
     // Nothing is dropped that was not renamed.
     node.kept.clear();
-    let drop = node.blocks.drop_context(node.now_ms, &name).expect("it is there");
-    let busy = node.blocks.drop_context(node.now_ms, &name);
+    let drop = node.blocks.delete_context(node.now_ms, &name).expect("it is there");
+    let busy = node.blocks.delete_context(node.now_ms, &name);
     assert_eq!(busy, Err(KeepError::Busy));
     node.actions();
     let (upload, ..) = node.uploads.pop().expect("it is renamed");
@@ -752,11 +756,11 @@ fn a_context_is_dropped_there_by_another_name_of_its_last_block() {
     assert_eq!(node.kept, [(drop, None)]);
     assert_eq!(listed(&node).len(), 1);
     node.blocks.set_bucket_usable(false);
-    let refused = node.blocks.drop_context(node.now_ms, &name);
+    let refused = node.blocks.delete_context(node.now_ms, &name);
     assert_eq!(refused, Err(KeepError::NoBucket));
     node.blocks.set_bucket_usable(true);
     node.now_ms += 1_000;
-    node.blocks.drop_context(node.now_ms, &name).expect("it is there");
+    node.blocks.delete_context(node.now_ms, &name).expect("it is there");
     assert_eq!(send_all(&mut node), [("copy", key("ab"))]);
     assert_eq!(listed(&node), []);
     assert_eq!(node.blocks.bucket_block(key("ab")), Some(block("ab", UNTIL)));
@@ -778,7 +782,7 @@ fn a_longer_time_there_is_one_of_all_blocks_of_the_context() {
     assert_eq!(sent.len(), 3, "{sent:?}");
     node.blocks.expire(UNTIL + 100);
     let of = |prompt: &str| node.blocks.bucket_block(key(prompt)).map(|block| block.class);
-    let longer = Class::Context { tenant: Tenant(3), until_unix_ms: UNTIL + 500 };
+    let longer = Class::Context { tenant: Tenant(3), expires_unix_ms: UNTIL + 500 };
     assert_eq!(["a", "ab", "abc"].map(of), [Some(longer); 3]);
     assert_eq!(node.blocks.contexts(Tenant(3), None, 9, UNTIL + 100).len(), 1);
     // Of a chain that is not whole there is nothing to promise.
@@ -793,10 +797,10 @@ fn a_longer_time_there_is_one_of_all_blocks_of_the_context() {
 #[test]
 fn contexts_that_go_on_from_one_another_are_each_as_long_as_they_are() {
     let mut node = node();
-    let mark = |until_unix_ms| Mark {
+    let mark = |expires_unix_ms| Mark {
         tenant: Tenant(3),
-        until_unix_ms,
-        since_unix_ms: Some(5),
+        expires_unix_ms,
+        created_unix_ms: Some(5),
         copies: 1,
     };
     let marked = |prompt| SsdBlock { mark: Some(mark(UNTIL)), ..block(prompt, UNTIL) };
@@ -823,7 +827,7 @@ fn contexts_that_go_on_from_one_another_are_each_as_long_as_they_are() {
 #[test]
 fn what_another_node_has_renamed_already_is_dropped_and_not_forgotten() {
     let (mut node, name) = node_with_context("ab");
-    let drop = node.blocks.drop_context(node.now_ms, &name).expect("it is there");
+    let drop = node.blocks.delete_context(node.now_ms, &name).expect("it is there");
     node.actions();
     let (upload, ..) = node.uploads.pop().expect("it is renamed");
     node.kept.clear();
@@ -838,13 +842,13 @@ fn what_another_node_has_renamed_already_is_dropped_and_not_forgotten() {
 fn a_rename_that_waited_finds_what_was_done_meanwhile() {
     let (mut node, name) = node_with_context("ab");
     // It fails first, so that the next one waits.
-    node.blocks.drop_context(node.now_ms, &name).expect("it is there");
+    node.blocks.delete_context(node.now_ms, &name).expect("it is there");
     node.actions();
     let (upload, ..) = node.uploads.pop().expect("it is renamed");
     node.blocks.uploaded(node.now_ms, upload, Err(SinkError::Failed));
     node.actions();
     node.kept.clear();
-    let drop = node.blocks.drop_context(node.now_ms, &name).expect("it is there");
+    let drop = node.blocks.delete_context(node.now_ms, &name).expect("it is there");
     node.actions();
     assert!(node.uploads.is_empty() && node.kept.is_empty(), "it waits");
     // Another node has dropped it, and keeps a longer chain through it for longer.

@@ -66,10 +66,10 @@ fn only_the_sharer_that_works_on_a_full_page_may_commit_it() {
         assert_eq!(node.blocks.snapshot(), before);
         node.check();
     };
-    check(&mut node, "1p", 0, "no engine works on the share");
+    check(&mut node, "1p", 0, "no engine has bound the share");
     node.blocks.bind(share("1p"), EPOCH).expect("to bind");
-    check(&mut node, "1p", 2, "no key for that page");
-    check(&mut node, "1p", 9, "no key for that page");
+    check(&mut node, "1p", 2, "the page has no key");
+    check(&mut node, "1p", 9, "the page has no key");
     check(&mut node, "2p", 0, "no such share");
     // The decode engine may not seal what another node still writes.
     node.open("3d", "ab", 1);
@@ -127,14 +127,14 @@ fn a_key_that_belongs_elsewhere_is_refused() {
     node.blocks.bind(share("2p"), EPOCH).expect("to bind");
     node.commit("2p", 0);
     let refused = node.blocks.commit_page(share("2p"), 1, 0);
-    assert_eq!(refused, Err(ShareError::Refused("the key is another block's")));
+    assert_eq!(refused, Err(ShareError::Refused("the key belongs to another block")));
     // The same keys in another namespace.
     let mut lying = request("3p", "ab", 1);
     lying.namespace = namespace("tenant");
     node.allocate(&lying).expect("there is room");
     node.blocks.bind(share("3p"), EPOCH).expect("to bind");
     let refused = node.blocks.commit_page(share("3p"), 0, 0);
-    assert_eq!(refused, Err(ShareError::Refused("the key is another block's")));
+    assert_eq!(refused, Err(ShareError::Refused("the key belongs to another block")));
     node.check();
     // A chain that repeats a key does not follow itself.
     let mut lying = request("4p", "qq", 1);
@@ -143,7 +143,7 @@ fn a_key_that_belongs_elsewhere_is_refused() {
     node.blocks.bind(share("4p"), EPOCH).expect("to bind");
     node.commit("4p", 0);
     let refused = node.blocks.commit_page(share("4p"), 1, 0);
-    assert_eq!(refused, Err(ShareError::Refused("the key is another block's")));
+    assert_eq!(refused, Err(ShareError::Refused("the key belongs to another block")));
     node.check();
 }
 
@@ -158,7 +158,7 @@ fn growing_takes_all_or_nothing_and_evicts_if_it_must() {
     assert_eq!(node.blocks.grow(share("2p"), 2).map(|slots| slots.len()), Ok(2));
     assert_eq!(node.cached("a ab abc"), "a ab");
     node.check();
-    let unbound = Err(ShareError::Refused("no engine works on the share").into());
+    let unbound = Err(ShareError::Refused("no engine has bound the share").into());
     node.allocate(&request("3s", "a", 0)).expect("there is room");
     assert_eq!(node.blocks.grow(share("3s"), 1), unbound);
     assert_eq!(node.blocks.grow(share("4p"), 1), Err(ShareError::Unknown.into()));

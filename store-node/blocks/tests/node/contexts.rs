@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_blocks::{
-    ContextName, DrainRequest, Evicted, KeepError, KeepRequest, KeptContext, Options, Peer,
-    PeerView, SinkError, SsdBlock, SsdSize,
+    ContextName, DrainRequest, Evicted, KeepError, KeepRequest, Options, Peer, PeerView,
+    PersistedContext, SinkError, SsdBlock, SsdSize,
 };
 use kvasir_proto::{BlockKey, Class, Mark, Tenant};
 
@@ -20,7 +20,7 @@ pub(crate) const SIZE: SsdSize =
 const SMALL: SsdSize = SsdSize { bytes_max: 150, context_bytes_max: 110, tenant_bytes_max: 40 };
 
 pub(crate) fn node() -> Node {
-    let mut node = Node::with(Options { sink_ahead_percent: 100, ..options(32) });
+    let mut node = Node::with(Options { demote_ahead_percent: 100, ..options(32) });
     node.blocks.set_extents(7, EXTENT_BYTES);
     node.blocks.ssd_ready(SIZE, Vec::new());
     node
@@ -37,19 +37,19 @@ pub(crate) fn write(node: &mut Node) {
     }
 }
 
-pub(crate) fn request(prompt: &str, tenant: u64, until_unix_ms: u64) -> KeepRequest {
+pub(crate) fn request(prompt: &str, tenant: u64, expires_unix_ms: u64) -> KeepRequest {
     KeepRequest {
         namespace: namespace(""),
         keys: chain(prompt),
         tenant: Tenant(tenant),
-        until_unix_ms,
-        since_unix_ms: Some(1_000),
+        expires_unix_ms,
+        created_unix_ms: Some(1_000),
         copies: 1,
     }
 }
 
-pub(crate) fn keep(node: &mut Node, prompt: &str, until_unix_ms: u64) {
-    node.blocks.keep(node.now_ms, &request(prompt, 1, until_unix_ms)).expect("it can be kept");
+pub(crate) fn keep(node: &mut Node, prompt: &str, expires_unix_ms: u64) {
+    node.blocks.keep(node.now_ms, &request(prompt, 1, expires_unix_ms)).expect("it can be kept");
     write(node);
 }
 
@@ -57,21 +57,21 @@ pub(crate) fn name(prompt: &str, tenant: u64) -> ContextName {
     ContextName { tenant: Tenant(tenant), namespace: namespace(""), last: key(prompt) }
 }
 
-fn extend(node: &mut Node, prompt: &str, until_unix_ms: u64) {
+fn extend(node: &mut Node, prompt: &str, expires_unix_ms: u64) {
     let name = name(prompt, 1);
-    node.blocks.extend_context(node.now_ms, &name, until_unix_ms).expect("it is there");
+    node.blocks.extend_context(node.now_ms, &name, expires_unix_ms).expect("it is there");
     write(node);
 }
 
-fn drop_context(node: &mut Node, prompt: &str) {
-    node.blocks.drop_context(node.now_ms, &name(prompt, 1)).expect("it is there");
+fn delete_context(node: &mut Node, prompt: &str) {
+    node.blocks.delete_context(node.now_ms, &name(prompt, 1)).expect("it is there");
     write(node);
 }
 
 /// Until when each of these is kept: 0 for not at all.
 pub(crate) fn untils(node: &Node, prompts: &[&str]) -> Vec<u64> {
     let until = |prompt: &&str| match node.blocks.ssd_block(key(prompt)).map(|block| block.class) {
-        Some(Class::Context { until_unix_ms, .. }) => until_unix_ms,
+        Some(Class::Context { expires_unix_ms, .. }) => expires_unix_ms,
         Some(Class::Normal) | None => 0,
     };
     prompts.iter().map(until).collect()
@@ -82,7 +82,7 @@ pub(crate) fn listed(node: &Node, prompts: &[&str]) -> Vec<(u32, u64)> {
     let of = |prompt: &&str| all.iter().find(|context| context.last == key(prompt));
     let found: Vec<_> = prompts.iter().filter_map(of).collect();
     assert_eq!(found.len(), all.len(), "{all:?}");
-    found.into_iter().map(|context| (context.blocks, context.until_unix_ms)).collect()
+    found.into_iter().map(|context| (context.blocks, context.expires_unix_ms)).collect()
 }
 
 /// The node is started anew, and finds what was written.
@@ -102,7 +102,7 @@ fn a_context_that_begins_another_has_a_time_of_its_own() {
     let prompts = ["a", "ab", "abc", "abcd"];
     assert_eq!(untils(&node, &prompts), [9_000; 4]);
     assert_eq!(listed(&node, &prompts), [(2, 5_000), (4, 9_000)]);
-    drop_context(&mut node, "abcd");
+    delete_context(&mut node, "abcd");
     assert_eq!(untils(&node, &prompts), [5_000, 5_000, 0, 0]);
     assert_eq!(listed(&node, &prompts), [(2, 5_000)]);
     let mut node = restarted(&node);
@@ -133,7 +133,7 @@ fn the_longer_one_stays_when_the_one_that_begins_it_is_dropped() {
     let prompts = ["a", "ab", "abc", "abcd"];
     assert_eq!(untils(&node, &prompts), [9_000, 9_000, 5_000, 5_000]);
     let sunk = node.blocks.counts().sunk_total;
-    drop_context(&mut node, "ab");
+    delete_context(&mut node, "ab");
     assert_eq!(node.blocks.counts().sunk_total, sunk + 1, "one block is written");
     assert_eq!(untils(&node, &prompts), [5_000; 4]);
     assert_eq!(listed(&restarted(&node), &prompts), [(4, 5_000)]);
@@ -147,7 +147,7 @@ fn what_is_written_anew_from_the_ssd_is_not_evicted_meanwhile() {
     keep(&mut node, "a", 9_000);
     node.blocks.admin_evict(node.now_ms, key("a"));
     assert_eq!(node.cached("a"), "");
-    node.blocks.drop_context(node.now_ms, &name("a", 1)).expect("it is there");
+    node.blocks.delete_context(node.now_ms, &name("a", 1)).expect("it is there");
     // Nothing else holds it any more.
     node.blocks.expire(9_000);
     node.actions();
@@ -171,12 +171,12 @@ fn another_time_may_be_earlier_and_keeping_once_more_is_never_shorter() {
     extend(&mut node, "ab", 3_000);
     assert_eq!(untils(&restarted(&node), &["a", "ab"]), [3_000; 2]);
     let all = node.blocks.contexts(Tenant(1), None, 100, 0);
-    let context = KeptContext {
+    let context = PersistedContext {
         namespace: namespace(""),
         last: key("ab"),
         blocks: 2,
-        since_unix_ms: 1_000,
-        until_unix_ms: 3_000,
+        created_unix_ms: 1_000,
+        expires_unix_ms: 3_000,
     };
     assert_eq!(all, [context]);
     assert_eq!(node.blocks.contexts(Tenant(1), None, 100, 3_000), [], "its time is over");
@@ -190,7 +190,7 @@ fn a_drop_frees_quota_and_room_at_once() {
     keep(&mut node, "abcdefghijklmnopqrst", 9_000);
     let over = node.blocks.keep(node.now_ms, &request("ABC", 1, 9_000));
     assert!(matches!(over, Err(KeepError::OverQuota { .. })), "{over:?}");
-    drop_context(&mut node, "abcdefghijklmnopqrst");
+    delete_context(&mut node, "abcdefghijklmnopqrst");
     assert_eq!(node.blocks.counts().context_bytes, 0);
     keep(&mut node, "ABC", 9_000);
 }
@@ -215,8 +215,8 @@ fn what_is_being_kept_counts_as_kept_and_what_fails_does_not() {
     // A drop that fails leaves what there was.
     node.now_ms += 10_000;
     keep(&mut node, "ab", 9_000);
-    node.blocks.drop_context(node.now_ms, &name("ab", 1)).expect("it is there");
-    let again = node.blocks.drop_context(node.now_ms, &name("ab", 1));
+    node.blocks.delete_context(node.now_ms, &name("ab", 1)).expect("it is there");
+    let again = node.blocks.delete_context(node.now_ms, &name("ab", 1));
     assert_eq!(again, Err(KeepError::Busy));
     node.actions();
     let (sink, _) = node.sinks.remove(0);
@@ -231,13 +231,13 @@ fn only_a_tenants_own_contexts_can_be_changed_and_no_objects() {
     node.fill("1p", "ab");
     node.fill("2p", "X");
     keep(&mut node, "ab", 9_000);
-    let object = KeepRequest { since_unix_ms: None, ..request("X", 1, 9_000) };
+    let object = KeepRequest { created_unix_ms: None, ..request("X", 1, 9_000) };
     node.blocks.keep(node.now_ms, &object).expect("it can be kept");
     write(&mut node);
     assert_eq!(listed(&node, &["ab"]), [(2, 9_000)], "an object is no context");
     assert_eq!(untils(&node, &["X"]), [9_000]);
     let mut check = |name: ContextName| {
-        let dropped = node.blocks.drop_context(node.now_ms, &name);
+        let dropped = node.blocks.delete_context(node.now_ms, &name);
         assert_eq!(dropped, Err(KeepError::NoContext), "{name:?}");
         let extended = node.blocks.extend_context(node.now_ms, &name, 9_500);
         assert_eq!(extended, Err(KeepError::NoContext), "{name:?}");
@@ -252,15 +252,15 @@ fn only_a_tenants_own_contexts_can_be_changed_and_no_objects() {
 
 #[test]
 fn what_was_kept_before_there_were_marks_is_kept_and_not_listed() {
-    let mark = |until_unix_ms| {
-        Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None, copies: 1 })
+    let mark = |expires_unix_ms| {
+        Some(Mark { tenant: Tenant(1), expires_unix_ms, created_unix_ms: None, copies: 1 })
     };
-    let block = |prompt: &str, until_unix_ms| SsdBlock {
+    let block = |prompt: &str, expires_unix_ms| SsdBlock {
         key: key(prompt),
         namespace: namespace(""),
         parent: (prompt.len() > 1).then(|| key(&prompt[..prompt.len() - 1])),
         class: Class::Normal,
-        mark: mark(until_unix_ms),
+        mark: mark(expires_unix_ms),
         layout: 7,
         bytes: EXTENT_BYTES,
     };
@@ -273,7 +273,7 @@ fn what_was_kept_before_there_were_marks_is_kept_and_not_listed() {
     // A context is made of it, and dropped: what was promised before stays.
     keep(&mut node, "abc", 9_500);
     assert_eq!(listed(&node, &prompts), [(3, 9_500)]);
-    drop_context(&mut node, "abc");
+    delete_context(&mut node, "abc");
     assert_eq!(untils(&node, &prompts), [9_000, 9_000, 0]);
 }
 
@@ -295,12 +295,12 @@ fn a_drain_moves_each_context_with_its_own_mark() {
     let mut moved = BTreeMap::new();
     while let Some(plan) = node.blocks.poll_copy(node.now_ms) {
         let mark = plan.kept.expect("nothing else moves");
-        assert_eq!(mark.since_unix_ms, Some(1_000));
+        assert_eq!(mark.created_unix_ms, Some(1_000));
         assert_eq!(
-            node.blocks.drop_context(node.now_ms, &name_of(&plan.keys)),
+            node.blocks.delete_context(node.now_ms, &name_of(&plan.keys)),
             Err(KeepError::Busy)
         );
-        moved.insert(plan.keys.len(), mark.until_unix_ms);
+        moved.insert(plan.keys.len(), mark.expires_unix_ms);
         node.blocks.copied(node.now_ms, plan.copy, Ok(()));
     }
     assert_eq!(moved, BTreeMap::from([(2, 9_000), (3, 5_000), (4, 9_000)]));
@@ -310,7 +310,7 @@ fn a_drain_moves_each_context_with_its_own_mark() {
         Err(KeepError::Draining),
         "whoever drains it has seen that all has moved"
     );
-    drop_context(&mut node, "ab");
+    delete_context(&mut node, "ab");
     assert!(node.blocks.poll_copy(node.now_ms).is_none());
 }
 
@@ -338,17 +338,17 @@ impl Model {
         let blocks: BTreeMap<BlockKey, SsdBlock> =
             node.blocks.ssd_blocks().map(|block| (block.key, block)).collect();
         let mut untils: BTreeMap<BlockKey, (u64, u64)> = BTreeMap::new();
-        for (last, &(tenant, _, until_unix_ms)) in &self.marks {
+        for (last, &(tenant, _, expires_unix_ms)) in &self.marks {
             for key in self.chain(*last) {
                 assert!(blocks.contains_key(&key), "a block of {last:?} is not there");
-                let of = untils.entry(key).or_insert((until_unix_ms, tenant));
-                *of = (*of).max((until_unix_ms, tenant));
+                let of = untils.entry(key).or_insert((expires_unix_ms, tenant));
+                *of = (*of).max((expires_unix_ms, tenant));
             }
         }
         for (key, block) in &blocks {
             let want = match untils.get(key) {
-                Some(&(until_unix_ms, tenant)) => {
-                    Class::Context { tenant: Tenant(tenant), until_unix_ms }
+                Some(&(expires_unix_ms, tenant)) => {
+                    Class::Context { tenant: Tenant(tenant), expires_unix_ms }
                 }
                 None => Class::Normal,
             };
@@ -361,21 +361,21 @@ impl Model {
             let of_tenant = |(_, (of, since, _)): &(_, &(u64, Option<u64>, u64))| {
                 *of == tenant && since.is_some()
             };
-            let mut want: Vec<KeptContext> = self
+            let mut want: Vec<PersistedContext> = self
                 .marks
                 .iter()
                 .filter(of_tenant)
-                .map(|(last, &(_, since, until_unix_ms))| KeptContext {
+                .map(|(last, &(_, since, expires_unix_ms))| PersistedContext {
                     namespace: namespace(""),
                     last: *last,
                     blocks: self.chain(*last).len() as u32,
-                    since_unix_ms: since.expect("it was filtered"),
-                    until_unix_ms,
+                    created_unix_ms: since.expect("it was filtered"),
+                    expires_unix_ms,
                 })
                 .collect();
             want.sort_by_key(|context| (context.namespace, context.last));
             // In pages of three.
-            let mut got: Vec<KeptContext> = Vec::new();
+            let mut got: Vec<PersistedContext> = Vec::new();
             loop {
                 let after = got.last().map(|context| (context.namespace, context.last));
                 let page = node.blocks.contexts(Tenant(tenant), after, 3, unix_ms);
@@ -420,7 +420,7 @@ fn classes_quotas_and_lists_are_those_of_the_marks() {
             let before = std::iter::once(None).chain(keys.iter().copied().map(Some));
             model.parents.extend(keys.iter().copied().zip(before));
             let last = key(&prompt);
-            let until_unix_ms = unix_ms + 1 + random.below(900) as u64;
+            let expires_unix_ms = unix_ms + 1 + random.below(900) as u64;
             node.now_ms += 2_000;
             node.blocks.handle_timeout(node.now_ms);
             let fails = random.one_in(8);
@@ -453,8 +453,8 @@ fn classes_quotas_and_lists_are_those_of_the_marks() {
                 2..=4 => {
                     let since = Some(unix_ms).filter(|_| !random.one_in(5));
                     let request = KeepRequest {
-                        since_unix_ms: since,
-                        ..request(&prompt, tenant, until_unix_ms)
+                        created_unix_ms: since,
+                        ..request(&prompt, tenant, expires_unix_ms)
                     };
                     let taken = model.bytes_of(tenant);
                     match node.blocks.keep(node.now_ms, &request) {
@@ -470,7 +470,8 @@ fn classes_quotas_and_lists_are_those_of_the_marks() {
                             if finish(&mut node) {
                                 let known = model.marks.get(&last).copied();
                                 let since = known.and_then(|(_, since, _)| since).or(since);
-                                let until = known.map_or(0, |(.., until)| until).max(until_unix_ms);
+                                let until =
+                                    known.map_or(0, |(.., until)| until).max(expires_unix_ms);
                                 model.marks.insert(last, (tenant, since, until));
                                 met[0] += 1;
                             }
@@ -485,9 +486,10 @@ fn classes_quotas_and_lists_are_those_of_the_marks() {
                 }
                 5 | 6 => {
                     let name = name(&prompt, tenant);
-                    match node.blocks.extend_context(node.now_ms, &name, until_unix_ms) {
+                    match node.blocks.extend_context(node.now_ms, &name, expires_unix_ms) {
                         Ok(_) if finish(&mut node) => {
-                            model.marks.get_mut(&last).expect("it was promised").2 = until_unix_ms;
+                            model.marks.get_mut(&last).expect("it was promised").2 =
+                                expires_unix_ms;
                             met[2] += 1;
                         }
                         Ok(_) => {}
@@ -498,7 +500,7 @@ fn classes_quotas_and_lists_are_those_of_the_marks() {
                         }
                     }
                 }
-                7 => match node.blocks.drop_context(node.now_ms, &name(&prompt, tenant)) {
+                7 => match node.blocks.delete_context(node.now_ms, &name(&prompt, tenant)) {
                     Ok(_) if finish(&mut node) => {
                         model.marks.remove(&last).expect("it was promised");
                         met[3] += 1;

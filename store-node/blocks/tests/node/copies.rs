@@ -16,7 +16,7 @@ const UNTIL: u64 = 9_000;
 const OWN: u64 = 5;
 
 fn node() -> Node {
-    let mut node = Node::with(Options { sink_ahead_percent: 0, ..options(16) });
+    let mut node = Node::with(Options { demote_ahead_percent: 0, ..options(16) });
     node.blocks.set_extents(7, 10);
     node.blocks.ssd_ready(SIZE, Vec::new());
     node.fill("1p", "ab");
@@ -30,17 +30,17 @@ fn keeper(copies: u8) -> Node {
     node
 }
 
-fn keep(node: &mut Node, copies: u8, until_unix_ms: u64) {
-    keep_chain(node, "ab", copies, until_unix_ms);
+fn keep(node: &mut Node, copies: u8, expires_unix_ms: u64) {
+    keep_chain(node, "ab", copies, expires_unix_ms);
 }
 
-fn keep_chain(node: &mut Node, of: &str, copies: u8, until_unix_ms: u64) {
+fn keep_chain(node: &mut Node, of: &str, copies: u8, expires_unix_ms: u64) {
     let request = KeepRequest {
         namespace: namespace(""),
         keys: chain(of),
         tenant: TENANT,
-        until_unix_ms,
-        since_unix_ms: Some(1_000),
+        expires_unix_ms,
+        created_unix_ms: Some(1_000),
         copies,
     };
     node.blocks.keep(node.now_ms, &request).expect("kept");
@@ -147,7 +147,7 @@ fn a_context_that_has_too_few_copies_gets_one_where_there_is_most_room() {
         panic!("{plans:?}");
     };
     assert_eq!((&keys[..], to), (&chain("ab")[..], &peer("large")));
-    assert_eq!((mark.tenant, mark.until_unix_ms, mark.copies), (TENANT, UNTIL, 2));
+    assert_eq!((mark.tenant, mark.expires_unix_ms, mark.copies), (TENANT, UNTIL, 2));
     node.blocks.copied(node.now_ms, *copy, Ok(()));
     assert_eq!(node.blocks.copies_lacking(&name()), 0);
     look(&mut node, &[("small", HAS_NONE), ("large", HAS_IT)]);
@@ -169,10 +169,10 @@ fn of_those_that_keep_it_the_one_of_the_smallest_incarnation_makes_the_copy() {
 #[test]
 fn a_node_that_does_not_answer_has_lost_what_it_kept_after_a_time_and_not_before() {
     let mut node = keeper(2);
-    let gone_after_ms = Options::default().replicas.gone_after_ms;
+    let node_lost_after_ms = Options::default().replicas.node_lost_after_ms;
     sees(&mut node, &[("new", 10)]);
     look(&mut node, &[("holder", HAS_IT), ("new", HAS_NONE)]);
-    node.now_ms += gone_after_ms - 1;
+    node.now_ms += node_lost_after_ms - 1;
     look(&mut node, &[("holder", None), ("new", HAS_NONE)]);
     assert_eq!(targets(&mut node), []);
     // Whoever asks for it is told what is known, and not what may be.
@@ -261,7 +261,7 @@ fn one_that_would_see_to_fewer_copies_is_told_of_more() {
         tenant: TENANT,
         namespace: namespace(""),
         last: key("ab"),
-        until_unix_ms: UNTIL,
+        expires_unix_ms: UNTIL,
         copies,
     };
     assert!(node.blocks.keeps_copy(&asked(2)) && !node.blocks.keeps_copy(&asked(3)));
@@ -283,7 +283,7 @@ fn only_a_tenants_own_context_counts_as_a_copy_of_it() {
         tenant: TENANT,
         namespace: namespace(""),
         last: key("ab"),
-        until_unix_ms: UNTIL,
+        expires_unix_ms: UNTIL,
         copies: 2,
     };
     assert!(node.blocks.keeps_copy(&asked));
@@ -291,7 +291,7 @@ fn only_a_tenants_own_context_counts_as_a_copy_of_it() {
         CopiedContext { tenant: Tenant(2), ..asked },
         CopiedContext { namespace: namespace("other"), ..asked },
         CopiedContext { last: key("a"), ..asked },
-        CopiedContext { until_unix_ms: UNTIL + 1, ..asked },
+        CopiedContext { expires_unix_ms: UNTIL + 1, ..asked },
     ] {
         assert!(!node.blocks.keeps_copy(&wrong), "{wrong:?}");
     }
@@ -304,7 +304,7 @@ fn of_a_context_that_has_ended_nothing_is_remembered() {
     // Nobody has ever had a copy.
     look(&mut node, &[]);
     assert_eq!((node.blocks.contexts_short_of_copies(), targets(&mut node)), (1, Vec::new()));
-    node.blocks.drop_context(node.now_ms, &name()).expect("dropped");
+    node.blocks.delete_context(node.now_ms, &name()).expect("dropped");
     write(&mut node);
     assert_eq!(node.blocks.copied_contexts(10), []);
     assert_eq!(node.blocks.contexts_short_of_copies(), 0);

@@ -221,7 +221,7 @@ fn slots_that_come_free_are_told_with_their_new_generation() {
 
 /// One object on the SSD, and in no slot.
 fn node_with_one_on_ssd() -> Node {
-    let mut node = Node::with(Options { sink_ahead_percent: 100, ..options(2) });
+    let mut node = Node::with(Options { demote_ahead_percent: 100, ..options(2) });
     node.blocks.set_extents(7, 10);
     let size = SsdSize { bytes_max: 100, context_bytes_max: 60, tenant_bytes_max: 40 };
     node.blocks.ssd_ready(size, Vec::new());
@@ -353,7 +353,7 @@ fn a_removed_object_is_not_read_into_memory_again() {
 /// One that sinks by itself while it is removed, and another one of its name that is kept then.
 /// Its removal is being written between them.
 fn node_with_two_extents() -> (Node, [u64; 3]) {
-    let mut node = Node::with(Options { sink_ahead_percent: 100, ..options(24) });
+    let mut node = Node::with(Options { demote_ahead_percent: 100, ..options(24) });
     node.blocks.set_extents(7, 10);
     let (bytes_max, context_bytes_max, tenant_bytes_max) = (100, 100, 100);
     node.blocks.ssd_ready(SsdSize { bytes_max, context_bytes_max, tenant_bytes_max }, Vec::new());
@@ -400,18 +400,22 @@ pub(crate) const SIZE: SsdSize =
     SsdSize { bytes_max: 100, context_bytes_max: 100, tenant_bytes_max: 100 };
 
 /// What the SSD has under a name, as it is found at a start.
-pub(crate) fn extent(name: u8, until_unix_ms: Option<u64>) -> SsdBlock {
-    let mark =
-        |until_unix_ms| Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None, copies: 1 };
+pub(crate) fn extent(name: u8, expires_unix_ms: Option<u64>) -> SsdBlock {
+    let mark = |expires_unix_ms| Mark {
+        tenant: Tenant(1),
+        expires_unix_ms,
+        created_unix_ms: None,
+        copies: 1,
+    };
     SsdBlock {
         key: object(name),
         namespace: namespace("objects"),
         parent: None,
-        class: until_unix_ms.map_or(Class::Normal, |until_unix_ms| Class::Context {
+        class: expires_unix_ms.map_or(Class::Normal, |expires_unix_ms| Class::Context {
             tenant: Tenant(1),
-            until_unix_ms,
+            expires_unix_ms,
         }),
-        mark: until_unix_ms.map(mark),
+        mark: expires_unix_ms.map(mark),
         layout: 7,
         bytes: 10,
     }
@@ -523,8 +527,8 @@ pub(crate) fn ask_to_keep(node: &mut Node, name: u8) {
         namespace: namespace("objects"),
         keys: vec![object(name)],
         tenant: Tenant(1),
-        until_unix_ms: 9_000,
-        since_unix_ms: None,
+        expires_unix_ms: 9_000,
+        created_unix_ms: None,
         copies: 1,
     };
     node.blocks.keep(node.now_ms, &wanted).expect("room");
@@ -532,7 +536,7 @@ pub(crate) fn ask_to_keep(node: &mut Node, name: u8) {
 }
 
 pub(crate) fn node_that_keeps() -> Node {
-    let mut node = Node::with(Options { sink_ahead_percent: 0, ..options(4) });
+    let mut node = Node::with(Options { demote_ahead_percent: 0, ..options(4) });
     node.blocks.set_extents(7, 10);
     let (bytes_max, context_bytes_max, tenant_bytes_max) = (100, 100, 100);
     node.blocks.ssd_ready(SsdSize { bytes_max, context_bytes_max, tenant_bytes_max }, Vec::new());
@@ -542,7 +546,7 @@ pub(crate) fn node_that_keeps() -> Node {
 /// A node without an SSD, whose object store takes one block at a time.
 fn node_with_bucket() -> Node {
     let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
-    let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
+    let mut node = Node::with(Options { bucket, demote_ahead_percent: 0, ..options(8) });
     node.blocks.set_extents(7, 10);
     node.blocks.bucket_listed(Vec::new(), true);
     node.blocks.set_bucket_usable(true);
@@ -634,8 +638,8 @@ fn what_counted_as_kept_because_of_a_chain_goes_when_that_is_not_kept_after_all(
         namespace: namespace(""),
         keys,
         tenant: Tenant(1),
-        until_unix_ms: 9_000,
-        since_unix_ms: None,
+        expires_unix_ms: 9_000,
+        created_unix_ms: None,
         copies: 1,
     };
     node.blocks.keep(node.now_ms, &wanted).expect("room");

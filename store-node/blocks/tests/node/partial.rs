@@ -164,7 +164,7 @@ fn what_cannot_be_found_is_nobody_elses() {
     again.blocks.bind(support::share("2p"), support::EPOCH).expect("to bind");
     again.commit("2p", 0);
     let refused = again.blocks.commit_page(support::share("2p"), 1, 0);
-    assert_eq!(refused, Err(ShareError::Refused("the key is another block's")));
+    assert_eq!(refused, Err(ShareError::Refused("the key belongs to another block")));
 }
 
 /// Also what cannot be found is its tenant's.

@@ -211,7 +211,7 @@ fn who_wants_a_block_of_the_pool_gets_it_through_a_slot() {
     pool.hold("abc", 0, 0).expect("held");
     // Before anything was copied.
     let allocated = pool.node.open("1p", "abc", 1);
-    assert_eq!((allocated.held_blocks, allocated.rising_blocks), (3, 3));
+    assert_eq!((allocated.held_blocks, allocated.promoting_blocks), (3, 3));
     assert_eq!(pool.node.actions(), "");
     assert_eq!(pool.node.reads.len(), 3);
     assert_eq!(pool.read(), "Bound/12(1p)");

@@ -9,7 +9,7 @@ const SIZE: SsdSize = SsdSize { bytes_max: 1_000, context_bytes_max: 600, tenant
 /// Twelve slots, all of which shall be free or clean, and the chain `a`, `ab`, ... on the SSD alone.
 /// The slots have others' blocks, which were used just now and are on the SSD as well.
 fn node_with_on_ssd(prompt: &str, change: impl FnOnce(&mut Options)) -> Node {
-    let mut options = Options { sink_ahead_percent: 100, ..options(12) };
+    let mut options = Options { demote_ahead_percent: 100, ..options(12) };
     change(&mut options);
     let mut node = Node::with(options);
     node.blocks.set_extents(7, 10);
@@ -43,8 +43,8 @@ fn hint(node: &mut Node, name: &str, prompt: &str) -> Result<Prefetched, Prefetc
     result
 }
 
-fn reads(memory_blocks: u32, rising_blocks: u32) -> Result<Prefetched, PrefetchError> {
-    Ok(Prefetched { memory_blocks, rising_blocks })
+fn reads(memory_blocks: u32, promoting_blocks: u32) -> Result<Prefetched, PrefetchError> {
+    Ok(Prefetched { memory_blocks, promoting_blocks })
 }
 
 /// The reads that are under way end well, in this order of them.
@@ -76,7 +76,7 @@ fn what_is_hinted_at_is_in_memory_when_it_is_asked_for_and_nothing_is_held() {
     assert_eq!((counts.finished, counts.prefetched_used_total), (3, 0), "hints are not remembered");
     // The request finds it without a read.
     let allocated = node.allocate(&request("3p", "abcd", 1)).expect("room");
-    assert_eq!((allocated.held_blocks, allocated.rising_blocks), (3, 0));
+    assert_eq!((allocated.held_blocks, allocated.promoting_blocks), (3, 0));
     assert_eq!(node.blocks.counts().prefetched_used_total, 3);
     // The same once more has nothing to do.
     assert_eq!(hint(&mut node, "8s", "abcd"), reads(3, 0));
@@ -117,7 +117,7 @@ fn a_request_that_comes_meanwhile_waits_for_the_same_reads() {
     assert_eq!(hint(&mut node, "8s", "abc"), reads(0, 3));
     assert_eq!(node.blocks.counts().shares, 1);
     let allocated = node.allocate(&request("3p", "abc", 1)).expect("room");
-    assert_eq!(allocated.rising_blocks, 3);
+    assert_eq!(allocated.promoting_blocks, 3);
     node.blocks.bind(share("3p"), EPOCH).expect("nobody has it");
     node.actions();
     assert_eq!(node.rises.len(), 3);
@@ -126,7 +126,7 @@ fn a_request_that_comes_meanwhile_waits_for_the_same_reads() {
 
 #[test]
 fn what_was_used_a_moment_ago_makes_no_room_for_a_hint() {
-    let mut node = node_with_on_ssd("abc", |options| options.prefetch_spares_ms = 500);
+    let mut node = node_with_on_ssd("abc", |options| options.prefetch_protected_ms = 500);
     node.now_ms += 499;
     // One slot was never taken.
     assert_eq!(hint(&mut node, "7s", "abc"), reads(0, 1));
@@ -143,7 +143,7 @@ fn what_was_used_a_moment_ago_makes_no_room_for_a_hint() {
 
 #[test]
 fn what_is_nowhere_else_makes_no_room_for_a_hint() {
-    let mut node = Node::with(Options { sink_ahead_percent: 100, ..options(12) });
+    let mut node = Node::with(Options { demote_ahead_percent: 100, ..options(12) });
     node.blocks.set_extents(7, 10);
     node.blocks.ssd_ready(SIZE, Vec::new());
     node.fill("1p", "abc");
@@ -190,7 +190,10 @@ fn half_of_the_reads_and_so_many_chains_are_for_hints() {
     assert_eq!(hint(&mut node, "8s", "abc"), reads(0, 2));
     assert_eq!(node.blocks.counts().shares, 1);
     let allocated = node.allocate(&request("3p", "abc", 1)).expect("room");
-    assert_eq!(allocated.rising_blocks, 2, "the SSD has the third, and that read is one too many");
+    assert_eq!(
+        allocated.promoting_blocks, 2,
+        "the SSD has the third, and that read is one too many"
+    );
     land(&mut node, |_| {});
     let mut off = node_with_on_ssd("abc", |options| options.prefetch_chains_max = 0);
     off.now_ms += LATER_MS;

@@ -16,8 +16,9 @@ const SIZE: SsdSize =
     SsdSize { bytes_max: 10_000, context_bytes_max: 10_000, tenant_bytes_max: 10_000 };
 
 fn node(slots: u32) -> Node {
-    let replicas = ReplicaOptions { hot_asks: 3, hot_pushes: 2, ..ReplicaOptions::default() };
-    let mut node = Node::with(Options { sink_ahead_percent: 0, replicas, ..options(slots) });
+    let replicas =
+        ReplicaOptions { hot_requests_min: 3, hot_pushes_min: 2, ..ReplicaOptions::default() };
+    let mut node = Node::with(Options { demote_ahead_percent: 0, replicas, ..options(slots) });
     node.blocks.set_extents(7, 10);
     node.blocks.ssd_ready(SIZE, Vec::new());
     node
@@ -36,14 +37,14 @@ fn sees(node: &mut Node, peers: &[(&str, u32, bool)]) {
     node.blocks.peers_seen(node.now_ms, peers.iter().map(view).collect());
 }
 
-fn keep(node: &mut Node, prompt: &str, until_unix_ms: u64) -> Result<(), KeepError> {
+fn keep(node: &mut Node, prompt: &str, expires_unix_ms: u64) -> Result<(), KeepError> {
     let (namespace, keys) = (namespace(""), chain(prompt));
     let request = KeepRequest {
         namespace,
         keys,
         tenant: Tenant(1),
-        until_unix_ms,
-        since_unix_ms: None,
+        expires_unix_ms,
+        created_unix_ms: None,
         copies: 1,
     };
     node.blocks.keep(node.now_ms, &request)?;
@@ -116,8 +117,8 @@ fn what_is_kept_moves_with_the_time_it_was_promised_for() {
     sees(&mut node, &[("small", 10, true), ("large", 20, true), ("no-ssd", 99, false)]);
     let mut plans = polled(&mut node);
     plans.sort_by_key(|plan| plan.keys.len());
-    let until = |until_unix_ms| {
-        Some(Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms: None, copies: 1 })
+    let until = |expires_unix_ms| {
+        Some(Mark { tenant: Tenant(1), expires_unix_ms, created_unix_ms: None, copies: 1 })
     };
     let found: Vec<_> = plans.iter().map(|plan| (&plan.keys[..], plan.kept)).collect();
     assert_eq!(found, [(&chain("abX")[..], until(9_000)), (&chain("abcd")[..], until(5_000))]);
@@ -143,10 +144,10 @@ fn a_copy_that_failed_is_made_elsewhere_after_a_while() {
     assert_eq!(plan.to, peer("near"));
     node.blocks.copied(node.now_ms, plan.copy, Err(lost("near")));
     assert_eq!(polled(&mut node), [], "not at once");
-    assert_eq!(view(&node).waits_for, "near does not answer: no route");
+    assert_eq!(view(&node).waiting_for, "near does not answer: no route");
     node.now_ms += 1_000;
     let plan = node.blocks.poll_copy(node.now_ms).expect("a copy");
-    assert_eq!((&plan.to, plan.kept.map(|kept| kept.until_unix_ms)), (&peer("far"), Some(9_000)));
+    assert_eq!((&plan.to, plan.kept.map(|kept| kept.expires_unix_ms)), (&peer("far"), Some(9_000)));
     node.blocks.copied(node.now_ms, plan.copy, Ok(()));
     assert!(view(&node).drained);
 }
@@ -163,22 +164,26 @@ fn a_drain_with_nowhere_to_go_says_so_and_does_not_end() {
         }
         assert_eq!(polled(&mut node), []);
         let view = view(&node);
-        assert!(view.waits_for.contains(why) && !view.drained, "{view:?}");
+        assert!(view.waiting_for.contains(why) && !view.drained, "{view:?}");
     };
-    check(None, "are being asked");
+    check(None, "replies of the other nodes");
     check(Some(&[]), "no other node is known");
-    check(Some(&[("peer", 9, false)]), "no other node has an SSD");
+    check(Some(&[("peer", 9, false)]), "no other node has a usable SSD");
     // Its disk is gone, and with it the knowledge of what is kept.
     node.blocks.ssd_gone();
     node.now_ms += 1_000;
     sees(&mut node, &[("peer", 9, true)]);
     assert_eq!(polled(&mut node), []);
-    assert!(view(&node).waits_for.contains("the SSD cannot be used") && !view(&node).drained);
+    assert!(view(&node).waiting_for.contains("the SSD is unavailable") && !view(&node).drained);
     // Time itself may solve it.
     let kept = chain("ab").into_iter().zip([None, Some(key("a"))]).map(|(key, parent)| {
         let (namespace, layout, bytes) = (namespace(""), 7, 10);
-        let mark =
-            Some(Mark { tenant: Tenant(1), until_unix_ms: 9_000, since_unix_ms: None, copies: 1 });
+        let mark = Some(Mark {
+            tenant: Tenant(1),
+            expires_unix_ms: 9_000,
+            created_unix_ms: None,
+            copies: 1,
+        });
         let class = Class::Normal;
         kvasir_blocks::SsdBlock { key, namespace, parent, class, mark, layout, bytes }
     });
@@ -198,8 +203,8 @@ fn what_becomes_kept_while_it_drains_moves_too() {
         namespace: namespace(""),
         keys: chain("ab"),
         tenant: Tenant(1),
-        until_unix_ms: 9_000,
-        since_unix_ms: None,
+        expires_unix_ms: 9_000,
+        created_unix_ms: None,
         copies: 1,
     };
     node.blocks.keep(node.now_ms, &request).expect("begun");
@@ -281,8 +286,8 @@ fn a_chain_that_many_want_is_copied_when_the_node_is_loaded_and_not_again_soon()
 #[test]
 fn of_many_chains_only_so_many_are_counted() {
     let replicas = ReplicaOptions {
-        hot_asks: 2,
-        hot_pushes: 0,
+        hot_requests_min: 2,
+        hot_pushes_min: 0,
         hot_chains_max: 2,
         ..ReplicaOptions::default()
     };
@@ -365,7 +370,7 @@ fn whenever_it_has_drained_every_promise_is_kept_elsewhere() {
                         2 => Err(CopyError::NotHere(String::new())),
                         _ => {
                             if let (Some(last), Some(kept)) = (plan.keys.last(), plan.kept) {
-                                there.insert((*last, to.to_string()), kept.until_unix_ms);
+                                there.insert((*last, to.to_string()), kept.expires_unix_ms);
                             }
                             Ok(())
                         }
@@ -382,7 +387,7 @@ fn whenever_it_has_drained_every_promise_is_kept_elsewhere() {
             }
             drained += 1;
             for block in node.blocks.ssd_blocks() {
-                let Class::Context { until_unix_ms, .. } = block.class else { continue };
+                let Class::Context { expires_unix_ms, .. } = block.class else { continue };
                 // With it, or with one after it.
                 let follows = |last: BlockKey| {
                     let before = |key: &BlockKey| node.blocks.ssd_block(*key)?.parent;
@@ -390,7 +395,7 @@ fn whenever_it_has_drained_every_promise_is_kept_elsewhere() {
                 };
                 let is_kept = there
                     .iter()
-                    .any(|((last, _), until)| *until >= until_unix_ms && follows(*last));
+                    .any(|((last, _), until)| *until >= expires_unix_ms && follows(*last));
                 assert!(is_kept, "seed {seed}, step {step}: {:?} is kept here alone", block.key);
             }
         }

@@ -49,9 +49,11 @@ impl SimBucket {
 pub(crate) type Name = (BlockKey, u64, Option<(u64, u64)>);
 
 pub(crate) fn name(block: &SsdBlock) -> Name {
-    let times = |mark: Mark| (mark.until_unix_ms, mark.since_unix_ms.expect("of a context"));
+    let times = |mark: Mark| (mark.expires_unix_ms, mark.created_unix_ms.expect("of a context"));
     match block.class {
-        Class::Context { until_unix_ms, .. } => (block.key, until_unix_ms, block.mark.map(times)),
+        Class::Context { expires_unix_ms, .. } => {
+            (block.key, expires_unix_ms, block.mark.map(times))
+        }
         Class::Normal => panic!("{block:?} is kept for nobody"),
     }
 }
@@ -147,7 +149,7 @@ impl World {
             2 | 3 => {
                 self.others_send();
                 let now_ms = self.now_ms;
-                self.bucket.objects.retain(|(_, until_unix_ms, _), _| *until_unix_ms > now_ms);
+                self.bucket.objects.retain(|(_, expires_unix_ms, _), _| *expires_unix_ms > now_ms);
                 self.blocks.bucket_listed(self.bucket.objects.values().copied().collect(), true);
                 self.blocks.expire(self.now_ms);
             }
@@ -158,13 +160,13 @@ impl World {
 
     fn others_send(&mut self) {
         let (namespace, keys) = self.keys(4);
-        let until_unix_ms = self.now_ms + self.random.below(400) as u64;
-        let class = Class::Context { tenant: Tenant(7), until_unix_ms };
+        let expires_unix_ms = self.now_ms + self.random.below(400) as u64;
+        let class = Class::Context { tenant: Tenant(7), expires_unix_ms };
         let mut parent = None;
         let last = keys.last().copied();
-        let since_unix_ms = Some(self.now_ms);
+        let created_unix_ms = Some(self.now_ms);
         for key in keys {
-            let end = Mark { tenant: Tenant(7), until_unix_ms, since_unix_ms, copies: 1 };
+            let end = Mark { tenant: Tenant(7), expires_unix_ms, created_unix_ms, copies: 1 };
             let mark = (Some(key) == last).then_some(end);
             let (layout, bytes) = (crate::sim_ssd::LAYOUT, crate::sim_ssd::EXTENT_BYTES);
             let block = SsdBlock { key, namespace, parent, class, mark, layout, bytes };

@@ -77,8 +77,8 @@ fn options() -> Options {
     Options {
         slots: SLOTS,
         block_tokens: 4,
-        lease_ms_max: 1_000,
-        sink_ahead_percent: 0,
+        lease_max_ms: 1_000,
+        demote_ahead_percent: 0,
         bucket,
         ..Options::default()
     }
@@ -90,7 +90,7 @@ fn space() -> Namespace {
 
 fn until(block: &SsdBlock) -> u64 {
     match block.class {
-        Class::Context { until_unix_ms, .. } => until_unix_ms,
+        Class::Context { expires_unix_ms, .. } => expires_unix_ms,
         Class::Normal => 0,
     }
 }
@@ -280,18 +280,18 @@ impl World {
     fn keep(&mut self) {
         let key = self.a_name();
         let Some(version) = self.version_of(key) else { return };
-        let until_unix_ms = self.now_ms + 20 + self.random.below(300) as u64;
+        let expires_unix_ms = self.now_ms + 20 + self.random.below(300) as u64;
         let wanted = KeepRequest {
             namespace: space(),
             keys: vec![key],
             tenant: Tenant(1),
-            until_unix_ms,
-            since_unix_ms: None,
+            expires_unix_ms,
+            created_unix_ms: None,
             copies: 1,
         };
         if let Ok(keep) = self.blocks.keep(self.now_ms, &wanted) {
-            self.tell(format!("keep {} as {version} until {until_unix_ms}: {keep}", key.0[0]));
-            self.keeps.insert(keep, (key, version, until_unix_ms));
+            self.tell(format!("keep {} as {version} until {expires_unix_ms}: {keep}", key.0[0]));
+            self.keeps.insert(keep, (key, version, expires_unix_ms));
         }
     }
 
@@ -463,12 +463,12 @@ impl World {
         if is_removed || self.kept.contains_key(&key) {
             return;
         }
-        let until_unix_ms = self.now_ms + 50 + self.random.below(200) as u64;
+        let expires_unix_ms = self.now_ms + 50 + self.random.below(200) as u64;
         let block = SsdBlock {
             key,
             namespace: space(),
             parent: None,
-            class: Class::Context { tenant: Tenant(1), until_unix_ms },
+            class: Class::Context { tenant: Tenant(1), expires_unix_ms },
             mark: None,
             layout: LAYOUT,
             bytes: BYTES,
@@ -476,8 +476,8 @@ impl World {
         let version = self.current(key);
         self.others.insert(name(&block));
         self.sent(block, version, false);
-        self.kept.insert(key, (version, until_unix_ms));
-        self.tell(format!("others keep {} as {version} until {until_unix_ms}", key.0[0]));
+        self.kept.insert(key, (version, expires_unix_ms));
+        self.tell(format!("others keep {} as {version} until {expires_unix_ms}", key.0[0]));
         self.saw("kept by others");
     }
 

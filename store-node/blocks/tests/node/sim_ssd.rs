@@ -142,10 +142,10 @@ impl World {
     pub(crate) fn keep(&mut self) {
         let (namespace, keys) = self.keys(4);
         let tenant = Tenant(self.random.below(2) as u64);
-        let until_unix_ms = self.now_ms + self.random.below(400) as u64;
-        let since_unix_ms = Some(self.now_ms).filter(|_| !self.random.one_in(4));
+        let expires_unix_ms = self.now_ms + self.random.below(400) as u64;
+        let created_unix_ms = Some(self.now_ms).filter(|_| !self.random.one_in(4));
         let request =
-            KeepRequest { namespace, keys, tenant, until_unix_ms, since_unix_ms, copies: 1 };
+            KeepRequest { namespace, keys, tenant, expires_unix_ms, created_unix_ms, copies: 1 };
         if let Ok(number) = self.blocks.keep(self.now_ms, &request) {
             self.ssd.keeps.insert(number, Promise::Keep(request));
         }
@@ -171,13 +171,13 @@ impl World {
         };
         let is_there =
             all.iter().any(|of| (of.namespace, of.last) == (context.namespace, context.last));
-        let until_unix_ms = self.now_ms + self.random.below(400) as u64;
+        let expires_unix_ms = self.now_ms + self.random.below(400) as u64;
         let (promise, begun) = match self.random.one_in(2) {
             true => {
-                let begun = self.blocks.extend_context(self.now_ms, &context, until_unix_ms);
-                (Promise::Extend(context, until_unix_ms), begun)
+                let begun = self.blocks.extend_context(self.now_ms, &context, expires_unix_ms);
+                (Promise::Extend(context, expires_unix_ms), begun)
             }
-            false => (Promise::Drop(context), self.blocks.drop_context(self.now_ms, &context)),
+            false => (Promise::Drop(context), self.blocks.delete_context(self.now_ms, &context)),
         };
         match begun {
             Ok(number) => drop(self.ssd.keeps.insert(number, promise)),
@@ -193,13 +193,13 @@ impl World {
         let until = |world: &World, of: &ContextName| {
             let all = world.blocks.contexts(of.tenant, None, 100, now_ms);
             let found = all.iter().find(|it| (it.namespace, it.last) == (of.namespace, of.last));
-            found.map(|context| context.until_unix_ms)
+            found.map(|context| context.expires_unix_ms)
         };
         let request = match promise {
             Promise::Keep(request) => request,
-            Promise::Extend(context, until_unix_ms) => {
+            Promise::Extend(context, expires_unix_ms) => {
                 self.ssd.extended_total += 1;
-                let want = Some(until_unix_ms).filter(|until_ms| *until_ms > now_ms);
+                let want = Some(expires_unix_ms).filter(|until_ms| *until_ms > now_ms);
                 // It may have been lost meanwhile, and others' may be in the object store.
                 let got = until(self, &context);
                 assert!(
@@ -219,10 +219,10 @@ impl World {
         };
         if let (Some(mark), Some(&last)) = (mark, request.keys[..blocks as usize].last()) {
             let name = ContextName { tenant: request.tenant, namespace: request.namespace, last };
-            assert!(mark.until_unix_ms >= request.until_unix_ms, "{mark:?} of {request:?}");
-            let is_promised = mark.since_unix_ms.is_some() && mark.until_unix_ms > now_ms;
+            assert!(mark.expires_unix_ms >= request.expires_unix_ms, "{mark:?} of {request:?}");
+            let is_promised = mark.created_unix_ms.is_some() && mark.expires_unix_ms > now_ms;
             if is_promised && self.ssd.lost.is_empty() {
-                assert!(until(self, &name) >= Some(mark.until_unix_ms), "{name:?} is not listed");
+                assert!(until(self, &name) >= Some(mark.expires_unix_ms), "{name:?} is not listed");
             }
         }
         self.ssd.kept_total += u64::from(blocks > 0);
@@ -232,7 +232,7 @@ impl World {
         // What is promised is on the disk or in the object store, from the first block on, or its time is over
         // already.
         for key in &request.keys[..blocks as usize] {
-            let is_promised = request.until_unix_ms > self.now_ms && self.ssd.lost.is_empty();
+            let is_promised = request.expires_unix_ms > self.now_ms && self.ssd.lost.is_empty();
             let stored = self.ssd.stored.contains_key(key) || self.bucket.has(*key);
             assert!(stored || !is_promised, "a block is kept and not stored");
         }

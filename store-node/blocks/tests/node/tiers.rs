@@ -13,7 +13,7 @@ const SIZE: SsdSize = SsdSize { bytes_max: 100, context_bytes_max: 60, tenant_by
 
 /// Eight slots, all of which shall be free or clean, so that what is idle sinks at once.
 fn node() -> Node {
-    let mut node = Node::with(Options { sink_ahead_percent: 100, ..options(8) });
+    let mut node = Node::with(Options { demote_ahead_percent: 100, ..options(8) });
     node.blocks.set_extents(7, EXTENT_BYTES);
     node.blocks.ssd_ready(SIZE, Vec::new());
     node
@@ -84,7 +84,7 @@ fn chains_sink_from_their_first_block_on() {
 
 #[test]
 fn nothing_sinks_while_enough_is_free() {
-    let mut node = Node::with(Options { sink_ahead_percent: 25, ..options(8) });
+    let mut node = Node::with(Options { demote_ahead_percent: 25, ..options(8) });
     node.blocks.set_extents(7, EXTENT_BYTES);
     node.blocks.ssd_ready(SIZE, Vec::new());
     node.fill("1p", "abcde");
@@ -285,13 +285,13 @@ fn the_ssd_drops_its_eldest_leaves_when_it_is_full() {
     assert_eq!(node.forgotten, [key("abcd")]);
 }
 
-fn keep(prompt: &str, tenant: u64, until_unix_ms: u64) -> KeepRequest {
+fn keep(prompt: &str, tenant: u64, expires_unix_ms: u64) -> KeepRequest {
     KeepRequest {
         namespace: namespace(""),
         keys: chain(prompt),
         tenant: Tenant(tenant),
-        until_unix_ms,
-        since_unix_ms: None,
+        expires_unix_ms,
+        created_unix_ms: None,
         copies: 1,
     }
 }
@@ -309,7 +309,7 @@ fn a_chain_is_kept_when_all_of_it_is_durable_and_no_sooner() {
     node.blocks.sunk(node.now_ms, second, Ok(()));
     node.actions();
     assert_eq!(node.kept, [(number, Some(2))]);
-    let class = Class::Context { tenant: Tenant(1), until_unix_ms: 9_000 };
+    let class = Class::Context { tenant: Tenant(1), expires_unix_ms: 9_000 };
     assert!(node.blocks.ssd_blocks().all(|block| block.class == class));
     // What is kept so long already is kept at once; longer costs a new extent.
     node.kept.clear();
@@ -357,7 +357,7 @@ fn a_kept_block_stays_kept_when_its_copy_is_dropped_while_it_is_kept_for_longer(
     assert_eq!(node.cached("a ab"), "");
     assert_eq!(node.forgotten, [], "the new extent has taken the place of the kept one");
     assert_eq!(node.kept, [(number, Some(2))]);
-    let class = Class::Context { tenant: Tenant(1), until_unix_ms: 9_500 };
+    let class = Class::Context { tenant: Tenant(1), expires_unix_ms: 9_500 };
     assert_eq!(node.blocks.ssd_blocks().filter(|block| block.class == class).count(), 2);
     node.assert_idle();
 }

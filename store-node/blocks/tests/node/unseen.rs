@@ -11,7 +11,7 @@ use crate::support::{Node, namespace, options};
 
 #[test]
 fn what_was_put_before_the_ssd_was_known_is_not_taken_for_what_it_has_under_that_name() {
-    let mut node = Node::with(Options { sink_ahead_percent: 0, ..options(4) });
+    let mut node = Node::with(Options { demote_ahead_percent: 0, ..options(4) });
     node.blocks.expect_ssd();
     node.blocks.set_extents(7, 10);
     // All but the last four make room meanwhile.
@@ -59,7 +59,7 @@ fn what_is_put_while_the_ssd_fails_is_not_taken_for_what_it_has_under_that_name(
 #[test]
 fn what_was_put_while_the_ssd_was_known_stays_there_whatever_is_not_known_of_the_object_store() {
     let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
-    let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
+    let mut node = Node::with(Options { bucket, demote_ahead_percent: 0, ..options(8) });
     node.blocks.set_extents(7, 10);
     node.blocks.ssd_ready(SIZE, Vec::new());
     put(&mut node, 1, &[1]);
@@ -146,7 +146,7 @@ fn what_is_being_put_while_another_one_is_kept_and_makes_room_makes_way_for_it()
 #[test]
 fn what_was_put_before_the_object_store_was_listed_makes_way_for_what_is_kept_there() {
     let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
-    let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
+    let mut node = Node::with(Options { bucket, demote_ahead_percent: 0, ..options(8) });
     node.blocks.set_extents(7, 10);
     put(&mut node, 1, &[1, 2]);
     node.blocks.bucket_listed(vec![extent(1, Some(9_000))], true);
@@ -164,7 +164,7 @@ fn what_the_ssd_keeps_stays_when_the_object_store_was_listed_first_and_has_it_to
     let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
     for is_there_still in [true, false] {
         let mut node =
-            Node::with(Options { bucket: bucket.clone(), sink_ahead_percent: 0, ..options(8) });
+            Node::with(Options { bucket: bucket.clone(), demote_ahead_percent: 0, ..options(8) });
         node.blocks.expect_ssd();
         node.blocks.set_extents(7, 10);
         put(&mut node, 1, &[1]);
@@ -184,7 +184,7 @@ fn what_the_ssd_keeps_stays_when_the_object_store_was_listed_first_and_has_it_to
 #[test]
 fn what_the_object_store_has_of_another_namespace_says_nothing_of_what_was_put() {
     let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
-    let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
+    let mut node = Node::with(Options { bucket, demote_ahead_percent: 0, ..options(8) });
     node.blocks.expect_ssd();
     node.blocks.set_extents(7, 10);
     put(&mut node, 1, &[1]);
@@ -201,7 +201,7 @@ fn what_the_object_store_has_of_another_namespace_says_nothing_of_what_was_put()
 #[test]
 fn what_is_kept_in_the_object_store_since_replaces_what_the_ssd_had() {
     let bucket = BucketOptions { uploads_max: 1, tenant_bytes_max: 40, ..BucketOptions::default() };
-    let mut node = Node::with(Options { bucket, sink_ahead_percent: 0, ..options(8) });
+    let mut node = Node::with(Options { bucket, demote_ahead_percent: 0, ..options(8) });
     node.blocks.expect_ssd();
     node.blocks.set_extents(7, 10);
     node.blocks.bucket_listed(Vec::new(), true);

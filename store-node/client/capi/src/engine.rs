@@ -59,7 +59,7 @@ fn attach(dir: &Path, request: v1::AttachRequest) -> Result<EngineAttachment, Fa
             let runtime = runtime.map_err(|error| invalid(error.to_string()))?;
             Ok(runtime.block_on(EngineAttachment::request(dir.into(), request))?)
         });
-        let died = || Failed(Status::Protocol, "a bug: the attaching thread has died".into());
+        let died = || Failed(Status::Protocol, "a bug: the attaching thread panicked".into());
         asked.join().unwrap_or_else(|_| Err(died()))
     })
 }
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn kvasir_engine_attach(
         };
         let dir = dir.ok_or_else(|| invalid("`attach_dir` is NULL"))?;
         let request = v1::AttachRequest::decode(request)
-            .map_err(|error| invalid(format!("`request` is no AttachRequest: {error}")))?;
+            .map_err(|error| invalid(format!("`request` is not an AttachRequest: {error}")))?;
         if engine.is_null() {
             return Err(invalid("`engine` is NULL"));
         }
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn kvasir_engine_send(
         let (engine, message) =
             unsafe { (attached(engine)?, array(message, message_bytes, "message")?) };
         let decoded = v1::EngineToNode::decode(message)
-            .map_err(|error| invalid(format!("`message` is no EngineToNode: {error}")))?;
+            .map_err(|error| invalid(format!("`message` is not an EngineToNode: {error}")))?;
         let empty = || invalid("`message` is an EngineToNode without a message of this version");
         locked(&engine.sender).send(decoded.message.ok_or_else(empty)?)?;
         Ok(())

@@ -110,7 +110,7 @@ fn guarded(call: impl FnOnce() -> Result<(), Failed>) -> Status {
     let failed = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => return Status::Ok,
         Ok(Err(failed)) => failed,
-        Err(_) => Failed(Status::Protocol, "a bug: the call has panicked".into()),
+        Err(_) => Failed(Status::Protocol, "a bug: the call panicked".into()),
     };
     note(failed.1);
     failed.0
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn kvasir_put(
                 let ttl_ms = options.map_or(0, |options| options.ttl_ms);
                 Class::Context { ttl: Duration::from_millis(ttl_ms) }
             }
-            other => return Err(invalid(format!("{other} is no class"))),
+            other => return Err(invalid(format!("{other} is not an object class"))),
         };
         let put: Vec<(Key, &[u8])> = keys.into_iter().zip(objects).collect();
         let done = client.put(&put, &PutOptions { class, ..PutOptions::default() })?;
@@ -285,7 +285,7 @@ pub unsafe extern "C" fn kvasir_put(
                 Outcome::Stored => 0,
                 Outcome::Exists => 1,
                 Outcome::Lost => 2,
-                Outcome::NotKept(why) => {
+                Outcome::NotPersisted(why) => {
                     note(why);
                     3
                 }
@@ -423,7 +423,7 @@ pub unsafe extern "C" fn kvasir_fetch(
         // SAFETY: as above.
         let keys = unsafe { keys(client, count, names) }?;
         if here.is_null() && count > 0 {
-            return Err(invalid("`here` is NULL"));
+            return Err(invalid("`present` is NULL"));
         }
         for (position, came) in client.fetch(&keys, node)?.into_iter().enumerate() {
             // SAFETY: there is room for `count`, which is as many as were asked for.

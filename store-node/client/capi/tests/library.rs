@@ -51,9 +51,9 @@ fn a_c_program_compiles_against_the_header_and_runs() {
             listen: any_port,
             transfer_listen: any_port,
             attach_dir: dir.path().join(name),
-            arena_bytes: 1 << 20,
+            dram_bytes: 1 << 20,
             tail_bytes: 1 << 20,
-            drain_ms: 500,
+            drain_timeout_ms: 500,
             ..Config::default()
         };
         let node = runtime.block_on(start(config)).expect("a node");

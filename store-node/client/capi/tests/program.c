@@ -45,7 +45,7 @@ int main(int argc, char **argv) {
 
     kvasir_put_options context = {.object_class = KVASIR_CONTEXT, .ttl_ms = 1000};
     check(kvasir_put(client, 1, names, objects, &context, outcomes) == KVASIR_OK, "put context");
-    check(outcomes[0] == KVASIR_NOT_KEPT, "the node has no SSD");
+    check(outcomes[0] == KVASIR_NOT_PERSISTED, "the node has no SSD");
     check(strstr(kvasir_last_error(), "SSD") != NULL, "and that is said");
 
     kvasir_object got[COUNT];

@@ -7,12 +7,13 @@
         (view,) = client.get([b"first"])     # a read-only memoryview into the node's memory: no copy
         assert view == b"some bytes"
 
-A view holds its object pinned for as long as it lives: drop it (or `release()` it) when it is read.
-The views of one `get` are pinned together. Names are bytes or text, objects anything that exports
-contiguous bytes (bytes, bytearray, memoryview, a NumPy array). One client may be used by many threads;
-calls let other threads run. A process that forks opens anew.
+A view pins its object while it exists: drop it (or `release()` it) after reading. The views of one
+`get` are pinned together. Names are bytes or text. Objects are anything that exports contiguous bytes
+(bytes, bytearray, memoryview, a NumPy array). Many threads may use one client; calls release the GIL.
+After a fork the child process must open a client of its own.
 
-`pip install store-node/client/python` installs it; it brings its C library `libkvasir_client_c.so`, which cargo builds then.
+Install it with `pip install store-node/client/python`, which builds the C library
+`libkvasir_client_c.so` with cargo and includes it.
 """
 
 import ctypes
@@ -22,29 +23,29 @@ import os
 from . import _library
 
 __all__ = [
-    "Client", "Class", "Outcome", "Outcomes", "Tier", "Error", "Unreachable", "Refused", "Lost", "NoSpace",
+    "Client", "ObjectClass", "Outcome", "Outcomes", "Tier", "Error", "Unreachable", "Refused", "Lost", "NoSpace",
     "Draining", "Invalid", "Protocol",
 ]
 
 
 class Error(Exception):
-    """Nothing was done; the text says why."""
+    """The call had no effect; the message contains the cause and the remedy."""
 
 
 class Unreachable(Error):
-    """Nobody answers there (yet): try again later."""
+    """No node answers: try again later."""
 
 
 class Refused(Error):
-    """The node said no, and will say so again until something is set otherwise."""
+    """The node refused the request, and will refuse it again until a setting changes."""
 
 
 class Lost(Error):
-    """The node is gone or has expelled this client: open anew. Views may be read on."""
+    """The node is gone or has disconnected this client: open a new client. Views stay readable."""
 
 
 class NoSpace(Error):
-    """There is no room: drop views, or try again later."""
+    """No space: drop views, or try again later."""
 
 
 class Draining(Error):
@@ -52,47 +53,47 @@ class Draining(Error):
 
 
 class Invalid(Error):
-    """An argument cannot be right."""
+    """An argument is invalid."""
 
 
 class Protocol(Error):
-    """A node of another version, or a bug."""
+    """The node has another version, or there is a bug."""
 
 
 _ERRORS = [None, Unreachable, Refused, Lost, NoSpace, Draining, Invalid, Protocol]
 
 
-class Class(enum.IntEnum):
+class ObjectClass(enum.IntEnum):
     """How long an object is kept."""
 
-    NORMAL = 0  # as long as there is room
-    EPHEMERAL = 1  # until it is removed, or the client that put it closes or dies
-    CONTEXT = 2  # on the SSD for the tenant, until its time to live is over
+    NORMAL = 0  # kept until it is evicted
+    EPHEMERAL = 1  # in DRAM until it is removed, or until the client that put it closes or ends
+    CONTEXT = 2  # on the SSD for the tenant until its time to live ends
 
 
 class Outcome(enum.IntEnum):
-    """What became of an object that was put."""
+    """The outcome of a put for one object."""
 
     STORED = 0
-    EXISTS = 1  # it was there before, and stays as it is
-    LOST = 2  # it is not there: put it again
-    NOT_KEPT = 3  # it is there as a normal object, but is not kept
-    REFUSED = 4  # its key is that of a block of another namespace
+    EXISTS = 1  # it was present and is unchanged
+    LOST = 2  # it is absent: put it again
+    NOT_PERSISTED = 3  # it is present as a normal object, but is not persisted
+    REFUSED = 4  # the key belongs to a block of another namespace
 
 
 class Outcomes(list):
     """An `Outcome` for each object of a put, in order.
 
-    why: in words why one is `Outcome.NOT_KEPT`, and what to do; of several the last one's. Empty where all are kept.
+    reason: the cause of an `Outcome.NOT_PERSISTED` and its remedy; the last one of several. Empty if there is none.
     """
 
-    def __init__(self, outcomes, why=""):
+    def __init__(self, outcomes, reason=""):
         super().__init__(outcomes)
-        self.why = why
+        self.reason = reason
 
 
 class Tier(enum.IntEnum):
-    """Where an object can be had fastest."""
+    """The fastest tier of an object."""
 
     ABSENT = 0
     DRAM = 1
@@ -104,7 +105,7 @@ def _as_bytes(name):
 
 
 class _Pins:
-    """The pins of one get, dropped with the last view into them."""
+    """The pins of one get, removed with the last view."""
 
     def __init__(self, library, handle):
         self._library, self._handle = library, handle
@@ -117,15 +118,15 @@ class _Pins:
 
 
 class Client:
-    """A store node that is open.
+    """A client of a store node.
 
     attach_dir: the node's `attach_dir`.
-    tenant, namespace: objects are found by clients that name the same. The tenant also owns the quota
-        of what is kept as `Class.CONTEXT`.
-    object_bytes_max: the longest object that will be put. Where nobody has said yet how large the
-        node's slots are, they are made to hold it; 0 takes them as they are.
-    polling_us: how long a call looks for its answer before it sleeps.
-    library: the path of `libkvasir_client_c.so`, where it is not beside this package or on the
+    tenant, namespace: clients with the same two values share objects. The quota of objects of the class
+        `ObjectClass.CONTEXT` belongs to the tenant.
+    object_bytes_max: the size of the largest object of this client. If no engine and no other client has
+        set the node's slot size, the slots are sized to hold it; 0 accepts the existing size.
+    polling_us: the time that a call polls for its answer before it sleeps.
+    library: the path of `libkvasir_client_c.so`, if it is not next to this package or on the
         loader's path.
     """
 
@@ -147,7 +148,7 @@ class Client:
         self.close()
 
     def close(self):
-        """Closes the node. Views may be read on, and keep what they show pinned."""
+        """Closes the client. Views stay readable and keep their objects pinned."""
         handle, self._handle = self._handle, None
         if handle is not None:
             self._library.kvasir_close(handle)
@@ -167,18 +168,18 @@ class Client:
 
     @property
     def object_bytes_max(self):
-        """The longest object that a slot of this node holds."""
+        """The size of the largest object that a slot of this node holds."""
         return self._library.kvasir_object_bytes_max(self._open())
 
     @property
     def objects_max(self):
-        """The most objects of one put, get or remove."""
+        """The largest number of objects in one put, get or remove."""
         return self._library.kvasir_objects_max(self._open())
 
-    def put(self, objects, *, object_class=Class.NORMAL, ttl_ms=0):
-        """Puts objects (a mapping of names to bytes, or pairs): each is copied once, into the node's
-        memory, and found when all of it is there. Answers with the `Outcomes`: what is `STORED` or `EXISTS` of
-        `Class.CONTEXT` is durable now, what is `NOT_KEPT` is not."""
+    def put(self, objects, *, object_class=ObjectClass.NORMAL, ttl_ms=0):
+        """Puts objects (a mapping of names to bytes, or pairs). Each object is copied once, to the node's
+        memory, and becomes visible when the copy is complete. Returns the `Outcomes`. An object of the class
+        `ObjectClass.CONTEXT` is durable if its outcome is `STORED` or `EXISTS`."""
         pairs = list(objects.items() if hasattr(objects, "items") else objects)
         handle, options = self._open(), _library.PutOptions(int(object_class), ttl_ms)
         outcomes = (ctypes.c_int * len(pairs))()
@@ -188,14 +189,14 @@ class Client:
                 handle, len(pairs), names.array, values.array, ctypes.byref(options), outcomes
             ))
         outcomes = Outcomes(Outcome(outcome) for outcome in outcomes)
-        if Outcome.NOT_KEPT in outcomes:
-            outcomes.why = self._library.kvasir_last_error().decode()
+        if Outcome.NOT_PERSISTED in outcomes:
+            outcomes.reason = self._library.kvasir_last_error().decode()
         return outcomes
 
     def get(self, names, *, verify=False, node=None):
-        """Answers for each name with a read-only view of its object, or None. With `verify` checksums
-        are computed, and an object that has another one is a miss. With `node`, the gRPC address of
-        another node as "host:port", what is not here is fetched from there first; what comes is always
+        """Returns for each name a read-only view of its object, or None. With `verify` checksums are
+        verified, and an object with a wrong checksum is a miss. With `node`, the gRPC address of another
+        node as "host:port", absent objects are first fetched from there; fetched objects are always
         verified."""
         handle, names = self._open(), [_as_bytes(name) for name in names]
         objects, batch = (_library.Object * len(names))(), ctypes.c_void_p()
@@ -207,7 +208,7 @@ class Client:
                 )
             else:
                 if verify:
-                    raise Invalid("`verify` is for what is here; what comes is always verified")
+                    raise Invalid("`verify` applies to local objects only; fetched objects are always verified")
                 status = self._library.kvasir_get_from(
                     handle, node.encode(), *wanted, objects, ctypes.byref(batch)
                 )
@@ -216,18 +217,18 @@ class Client:
         return [_view(pins, found) if found.data else None for found in objects]
 
     def fetch(self, names, node):
-        """Brings objects to this node from another one, whose gRPC address is `node`, as in
-        "10.0.0.7:7401"; answers of each whether it is here now."""
+        """Fetches objects to this node from another one. `node` is its gRPC address, as in
+        "10.0.0.7:7401". Returns for each object whether this node holds it now."""
         handle, names = self._open(), [_as_bytes(name) for name in names]
-        here = (ctypes.c_int * len(names))()
+        present = (ctypes.c_int * len(names))()
         with _library.Buffers(names) as buffers:
             self._check(self._library.kvasir_fetch(
-                handle, node.encode(), len(names), buffers.array, here
+                handle, node.encode(), len(names), buffers.array, present
             ))
-        return [bool(came) for came in here]
+        return [bool(one) for one in present]
 
     def find(self, names):
-        """Where each of these objects can be had fastest."""
+        """Returns the fastest tier of each object."""
         handle, names = self._open(), [_as_bytes(name) for name in names]
         tiers = (ctypes.c_int * len(names))()
         with _library.Buffers(names) as buffers:
@@ -235,12 +236,12 @@ class Client:
         return [Tier(tier) for tier in tiers]
 
     def exists(self, names):
-        """Whether each of these objects is on this node."""
+        """Returns for each object whether this node holds it."""
         return [tier != Tier.ABSENT for tier in self.find(names)]
 
     def remove(self, names):
-        """Forgets objects, on the SSD and in the object store too; answers how many were there, when no
-        restart of the node brings one back. Views of them may be read on."""
+        """Removes objects durably, on the SSD and in the object store too: no restart of the node brings
+        one back. Returns the number of objects that were present. Views of them stay readable."""
         handle, names = self._open(), [_as_bytes(name) for name in names]
         removed = ctypes.c_size_t()
         with _library.Buffers(names) as buffers:
@@ -252,6 +253,6 @@ class Client:
 
 def _view(pins, found):
     place = (ctypes.c_ubyte * found.bytes).from_address(found.data)
-    # The view holds what it was made of, and that the pins.
+    # The view references `place`, which references the pins.
     place.pins = pins
     return memoryview(place).cast("B").toreadonly()

@@ -1,4 +1,4 @@
-"""The attach of an inference engine to the Kvasir store node of its host.
+"""Attaches an inference engine to the Kvasir store node of its host.
 
     from kvasir_client.engine import Engine
 
@@ -7,13 +7,14 @@
         engine.send(message)                                # an `EngineToNode`
         said = engine.receive(timeout_s=0.1)                # a `NodeToEngine` as bytes, or None
 
-What engine and node say to each other are the Protocol Buffers messages of `proto/kvasir/v1/attach.proto`,
-whose comments say what each means; generate their classes with the tools of your choice. `request` and
-`message` are bytes, or anything with `SerializeToString`. The conductor calls the engine over gRPC
-(`proto/kvasir/v1/engine.proto`), at the address that the request names.
+Engine and node exchange the Protocol Buffers messages of `proto/kvasir/v1/attach.proto`, which documents
+them; generate their classes with a tool of your choice. `request` and `message` are bytes, or anything with
+`SerializeToString`. The conductor calls the engine over gRPC (`proto/kvasir/v1/engine.proto`) at the
+address in the request.
 
-Several engines may attach to a node, each by its own name. Calls of `send` wait for each other, and so do calls of
-`receive`; both let other threads run. A process that forks attaches anew.
+Several engines may attach to a node, each with its own name. Concurrent calls of `send` wait for each other,
+and so do calls of `receive`; both release the GIL. After a fork the child process must attach an engine of
+its own.
 """
 
 import ctypes
@@ -31,11 +32,11 @@ def _encoded(message):
 
 
 class Engine:
-    """An engine that is attached.
+    """An attached engine.
 
     attach_dir: the node's `attach_dir`.
-    request: what the engine says of itself: an `AttachRequest`. Its `pid` is filled in.
-    library: the path of `libkvasir_client_c.so`, where it is not beside this package or on the
+    request: an `AttachRequest`, in which the library sets `pid`.
+    library: the path of `libkvasir_client_c.so`, if it is not next to this package or on the
         loader's path.
     """
 
@@ -49,7 +50,7 @@ class Engine:
         self._handle = handle
         length = ctypes.c_size_t()
         self._library.kvasir_engine_slots(handle, ctypes.byref(length))
-        # A mapping of its own: arrays over it stay valid for the interpreter whatever becomes of the attach.
+        # A separate mapping, so that arrays over it stay valid after the engine is detached.
         self._slots = mmap.mmap(self.slots_fd, length.value)
         self._library.kvasir_engine_pool(handle, ctypes.byref(length))
         self._pool = mmap.mmap(self.pool_fd, length.value) if length.value else None
@@ -61,7 +62,7 @@ class Engine:
         self.detach()
 
     def detach(self):
-        """Says goodbye: from then on slots and pool must not be touched. No other call may be under way."""
+        """Detaches the engine. Slots and pool must not be accessed afterwards. No other call may be in progress."""
         handle, self._handle = self._handle, None
         if handle is not None:
             self._library.kvasir_engine_detach(handle)
@@ -81,28 +82,27 @@ class Engine:
 
     @property
     def slots(self):
-        """The node's slots, to be read and written: slot i begins at `i * slot_bytes` of the layout. Only
-        slots that were bound or granted may be touched, and only bytes of pages that are not cached may be
-        written."""
+        """The node's slots, readable and writable. Slot i starts at `i * slot_bytes` of the layout. The engine
+        may only access slots that were bound or granted, and may only write pages that are not cached."""
         return memoryview(self._slots)
 
     @property
     def slots_fd(self):
-        """The descriptor of that memory, to register it with a device. It is closed with the attach."""
+        """The descriptor of that memory, to register it with a device. `detach` closes it."""
         return self._library.kvasir_engine_slots_fd(self._open())
 
     @property
     def pool(self):
-        """The engine's own pages, to be read and written, where the request asks for a pool in memory of the
-        host; otherwise None. Pages that are held or being filled must not be written until `PagesDropped` or
-        `PagesFilled` has come. A prompt may be computed there (a `StepPlan` names the pages as `pool_pages`): layers
-        that `progress` has named must not be written until `PagesDropped` has come, and slots of these pages not
+        """The engine's own pages, readable and writable, if the request contains a pool in host memory; else
+        None. Pages that are held or being filled must not be written before `PagesDropped` or `PagesFilled`. A
+        prompt may be computed in the pool (a `StepPlan` names the pages as `pool_pages`): layers that `progress`
+        has announced must not be written before `PagesDropped`, and the slots of these pages must not be written
         at all."""
         return memoryview(self._pool) if self._pool is not None else None
 
     @property
     def pool_fd(self):
-        """The descriptor of that memory; -1 where there is none. It is closed with the attach."""
+        """The descriptor of that memory; -1 without a pool. `detach` closes it."""
         return self._library.kvasir_engine_pool_fd(self._open())
 
     @property
@@ -111,16 +111,16 @@ class Engine:
 
     @property
     def is_connected(self):
-        """False once the node is gone or has detached this engine. Slots must then not be written."""
+        """False after the node is gone or has detached this engine. The slots must not be written then."""
         return bool(self._library.kvasir_engine_is_connected(self._open()))
 
     def send(self, message):
-        """Sends an `EngineToNode`. `NoSpace`: the node has taken nothing for 50 ms."""
+        """Sends an `EngineToNode`. `NoSpace`: the node has read no message for 50 ms."""
         encoded = _encoded(message)
         self._check(self._library.kvasir_engine_send(self._open(), encoded, len(encoded)))
 
     def receive(self, timeout_s=0.0):
-        """The next `NodeToEngine` as bytes, or None. It waits for one until the time is over or somebody
+        """Returns the next `NodeToEngine` as bytes, or None. Waits for one until the timeout or until a thread
         calls `wake`, and may return earlier."""
         message = _library.Bytes()
         self._check(self._library.kvasir_engine_receive(
@@ -129,16 +129,17 @@ class Engine:
         return ctypes.string_at(message.data, message.bytes) if message.bytes else None
 
     def wake(self):
-        """Ends the waiting of `receive` in another thread."""
+        """Wakes a `receive` that waits in another thread."""
         self._library.kvasir_engine_wake(self._open())
 
     def progress(self, step, layers_done):
-        """Says that layers `[0, layers_done)` of a step are written, into slots or into the pool as its `StepPlan`
-        says: the node may send them from now on. What a GPU writes must be complete, not only enqueued."""
+        """Announces that layers `[0, layers_done)` of a step are written, to the slots or to the pool, as in its
+        `StepPlan`. The node may send them from now on. Data that a GPU wrote must be complete, not only
+        enqueued."""
         self._library.kvasir_engine_progress(self._open(), step, layers_done)
 
     def publish_load(self, *, running=0, waiting=0, waiting_prompt_tokens=0, computed_prompt_tokens=0):
-        """What the engine is doing, for admission; `computed_prompt_tokens` since it attached. Cheap: call
-        it as often as it changes."""
+        """Publishes the engine's load, for admission. `computed_prompt_tokens` counts from the attachment. The call
+        is cheap: use it at every change."""
         load = _library.Load(running, waiting, waiting_prompt_tokens, computed_prompt_tokens)
         self._library.kvasir_engine_publish_load(self._open(), ctypes.byref(load))

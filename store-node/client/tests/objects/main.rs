@@ -39,9 +39,9 @@ impl Node {
             listen: any_port,
             transfer_listen: any_port,
             attach_dir: dir.path().join("attach"),
-            arena_bytes: 1 << 20,
+            dram_bytes: 1 << 20,
             tail_bytes: 1 << 20,
-            drain_ms: 500,
+            drain_timeout_ms: 500,
             ..Config::default()
         };
         change(&mut config, dir.path());
@@ -151,7 +151,7 @@ fn what_was_put_is_got_as_it_was_whatever_its_length() {
 
 #[test]
 fn a_batch_of_a_thousand_keys_is_looked_up_at_once_and_larger_ones_too() {
-    let node = Node::start(|config, _| config.arena_bytes = 16 << 20);
+    let node = Node::start(|config, _| config.dram_bytes = 16 << 20);
     let client = node.client();
     let all = keys(&client, 40_000);
     let there: Vec<(Key, &[u8])> = all.iter().step_by(50).map(|key| (*key, &b"x"[..])).collect();
@@ -281,7 +281,7 @@ fn requests_that_cannot_be_are_errors_that_say_why() {
     let huge = OpenOptions { object_bytes_max: 1 << 30, ..node.options() };
     until("the former client is gone", || {
         let error = Client::open(&huge).expect_err("never fits").to_string();
-        error.contains("`arena_bytes` is 1048576")
+        error.contains("`dram_bytes` is 1048576")
     });
     let nowhere = Client::open(&OpenOptions::new("/nonexistent")).expect_err("nobody is there");
     assert!(matches!(nowhere, Error::Unreachable(_)), "{nowhere}");
@@ -347,7 +347,7 @@ fn an_ephemeral_object_that_cannot_be_held_is_a_normal_one_and_its_client_is_tol
     let key = client.key(b"scratch");
     let options = PutOptions { class: Class::Ephemeral, ..PutOptions::default() };
     let outcomes = client.put(&[(key, b"for now")], &options).expect("room");
-    let [Outcome::NotKept(why)] = &outcomes[..] else { panic!("{outcomes:?}") };
+    let [Outcome::NotPersisted(why)] = &outcomes[..] else { panic!("{outcomes:?}") };
     assert!(why.contains("65536"), "{why}");
     assert_eq!(client.exists(&[key]).expect("an answer"), [true]);
     drop(held);
@@ -370,7 +370,7 @@ fn a_removed_object_is_gone_and_can_be_put_anew() {
 
 #[test]
 fn threads_share_a_client() {
-    let node = Node::start(|config, _| config.arena_bytes = 8 << 20);
+    let node = Node::start(|config, _| config.dram_bytes = 8 << 20);
     let client = node.client();
     std::thread::scope(|scope| {
         for thread in 0..4usize {
@@ -402,7 +402,7 @@ fn what_is_held_may_be_read_after_the_node_has_ended_and_calls_say_so() {
 }
 
 fn objects_are_fetched(domain: Domain) {
-    let node = || Node::start(|config, _| config.domain = domain);
+    let node = || Node::start(|config, _| config.transport = domain);
     let (here, there) = (node(), node());
     let (client, other) = (here.client(), there.client());
     let wanted = keys(&client, 20);
@@ -443,11 +443,11 @@ fn objects_are_fetched_over_tcp() {
 
 #[test]
 fn an_object_that_is_removed_while_it_is_fetched_does_not_come() {
-    let here = Node::start(|config, _| config.domain = Domain::Tcp);
+    let here = Node::start(|config, _| config.transport = Domain::Tcp);
     let there = Node::start(|config, _| {
-        config.domain = Domain::Tcp;
+        config.transport = Domain::Tcp;
         // It takes seconds.
-        config.throttle_bytes_per_s = OBJECT_BYTES as u64 / 3;
+        config.send_bytes_per_s_max = OBJECT_BYTES as u64 / 3;
     });
     let (client, other) = (here.client(), here.client());
     let key = client.key(b"k");
@@ -511,9 +511,9 @@ fn a_fetch_that_cannot_be_says_why() {
 fn small_ssd(dir: &Path) -> Ssd {
     Ssd {
         dir: Some(dir.join("ssd")),
-        bytes: 16 << 20,
+        capacity_bytes: 16 << 20,
         segment_bytes: 1 << 20,
-        sink_ahead_percent: 100,
+        demote_ahead_percent: 100,
         ..Ssd::default()
     }
 }
@@ -609,8 +609,8 @@ fn what_was_removed_does_not_come_back_with_a_restart() {
 fn what_is_being_made_durable_when_the_node_stops_is_answered_first() {
     const DRAIN: Duration = Duration::from_secs(20);
     let mut node = Node::start(|config, dir| {
-        config.drain_ms = DRAIN.as_millis() as u64;
-        config.ssd = Ssd { faults: Some(dir.join("faults")), ..small_ssd(dir) };
+        config.drain_timeout_ms = DRAIN.as_millis() as u64;
+        config.ssd = Ssd { faults_file: Some(dir.join("faults")), ..small_ssd(dir) };
     });
     let faults = node.dir.path().join("faults");
     let client = node.client();
@@ -665,7 +665,7 @@ fn an_ephemeral_object_that_is_found_rotten_takes_no_room() {
         unsafe { first.write_volatile(!first.read_volatile()) };
         // Whoever writes it to the SSD sees that.
         let outcomes = other.put(&[(key, b"")], &options).expect("an answer");
-        assert!(matches!(outcomes[..], [Outcome::NotKept(_)]), "{outcomes:?}");
+        assert!(matches!(outcomes[..], [Outcome::NotPersisted(_)]), "{outcomes:?}");
         assert_eq!(other.exists(&[key]).expect("an answer"), [false]);
     }
 }
@@ -702,15 +702,15 @@ fn without_an_ssd_a_context_object_is_stored_and_not_kept() {
     let class = Class::Context { ttl: Duration::from_secs(60) };
     let options = PutOptions { class, ..PutOptions::default() };
     let outcomes = client.put(&[(key, b"bytes")], &options).expect("an answer");
-    let [Outcome::NotKept(why)] = &outcomes[..] else { panic!("{outcomes:?}") };
-    assert!(why.contains("no SSD"), "{why}");
+    let [Outcome::NotPersisted(why)] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert!(why.contains("neither a usable SSD nor"), "{why}");
     assert_eq!(client.exists(&[key]).expect("an answer"), [true]);
 }
 
 #[test]
 fn a_client_reserves_as_much_as_it_may_and_is_told_to_end_some() {
     const PUTS_MAX: usize = 4_096;
-    let node = Node::start(|config, _| config.arena_bytes = 8 << 20);
+    let node = Node::start(|config, _| config.dram_bytes = 8 << 20);
     let options = OpenOptions { object_bytes_max: 64, ..node.options() };
     let client = Client::open(&options).expect("a client");
     let reserve = |key| client.reserve(std::slice::from_ref(key), Duration::from_secs(60));

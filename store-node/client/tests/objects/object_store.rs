@@ -57,9 +57,9 @@ fn an_object_that_was_removed_is_there_under_none_of_its_names_and_nothing_bring
     // A change of its times that was cut short has left a second name.
     let (before, last) = own.rsplit_once('/').expect("a name");
     let mut parts: Vec<&str> = last.split('-').collect();
-    let until_unix_ms = u64::from_str_radix(parts[1], 16).expect("a time") - 1;
-    let until_unix_ms = format!("{until_unix_ms:x}");
-    parts[1] = &until_unix_ms;
+    let expires_unix_ms = u64::from_str_radix(parts[1], 16).expect("a time") - 1;
+    let expires_unix_ms = format!("{expires_unix_ms:x}");
+    parts[1] = &expires_unix_ms;
     s3.put(&format!("{before}/{}", parts.join("-")), s3.get(&own).expect("it is there"));
 
     assert_eq!(client.remove(&[key]).expect("an answer"), 1);
@@ -89,7 +89,7 @@ fn a_removal_that_the_object_store_does_not_take_is_an_error_and_made_good_later
     assert_eq!(keep(&client, key, 1), Outcome::Stored);
     s3.set(Mode::Keeps);
     let failed = client.remove(&[key]).expect_err("it is not gone").to_string();
-    assert!(failed.contains("a restart may bring back"), "{failed}");
+    assert!(failed.contains("a restart may restore the objects"), "{failed}");
     assert!(!exists(&client, key));
     // It does all else.
     assert_eq!(keep(&client, client.key(b"other"), 2), Outcome::Stored);

@@ -45,7 +45,7 @@ struct Known {
 }
 
 fn until_of(mark: Option<Mark>) -> Option<u64> {
-    mark.map(|mark| mark.until_unix_ms)
+    mark.map(|mark| mark.expires_unix_ms)
 }
 
 struct Model {

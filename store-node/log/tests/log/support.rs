@@ -26,9 +26,9 @@ pub(crate) fn mark(n: u32) -> Option<Mark> {
     n.is_multiple_of(3).then(|| until(1_000 + u64::from(n)))
 }
 
-pub(crate) fn until(until_unix_ms: u64) -> Mark {
-    let since_unix_ms = Some(until_unix_ms / 2);
-    Mark { tenant: Tenant(1), until_unix_ms, since_unix_ms, copies: 1 }
+pub(crate) fn until(expires_unix_ms: u64) -> Mark {
+    let created_unix_ms = Some(expires_unix_ms / 2);
+    Mark { tenant: Tenant(1), expires_unix_ms, created_unix_ms, copies: 1 }
 }
 
 pub(crate) fn record(n: u32) -> Record {

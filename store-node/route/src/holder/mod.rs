@@ -59,9 +59,9 @@ pub struct HolderOptions {
     /// The folder of the shm domain's socket.
     pub run_dir: Option<PathBuf>,
     /// What it sends in a second at most, all ranks together; 0 for no limit.
-    pub throttle_bytes_per_s: u64,
+    pub send_bytes_per_s_max: u64,
     /// Messages that a rank computes at once; one that comes beside so many is refused.
-    pub flows_max: usize,
+    pub concurrent_messages_max: usize,
     /// Of a rank, and routes too.
     pub sessions_max: usize,
     pub routes_max: usize,
@@ -74,13 +74,13 @@ pub struct HolderOptions {
 /// Why a holder did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum HolderError {
-    #[error("the transfer engine for routed queries did not start")]
+    #[error("cannot start the transfer engine for routed queries")]
     Start(#[from] StartError),
-    #[error("the metrics cannot be registered")]
+    #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
-    #[error("the thread for routed queries cannot be started")]
+    #[error("cannot start the thread for routed queries")]
     Thread(#[from] std::io::Error),
-    #[error("there are not so many ports for the ranks' queries from {0} on")]
+    #[error("there are too few ports from {0} on for the queries of all ranks")]
     Ports(SocketAddr),
 }
 
@@ -93,13 +93,13 @@ pub enum OpenError {
     /// It can never be.
     #[error("{0}")]
     Invalid(String),
-    #[error("no such session; it may have ended with its requester")]
+    #[error("there is no such session; it may have ended with its requester")]
     NoSession,
     /// No kernel reads rows that lie so: fetch them.
     #[error("{0}")]
     NoKernel(#[from] ShapeError),
     /// Too much waits, or the holder is ending.
-    #[error("the holder takes nothing now; try again")]
+    #[error("the holder accepts no work now; try again later")]
     Unavailable,
 }
 
@@ -293,7 +293,7 @@ impl Place {
         Ok(HolderOptions {
             name: format!("{}-{}", all.name, self.number),
             tcp_listen: all.tcp_listen.map(beside).transpose()?,
-            throttle_bytes_per_s: all.throttle_bytes_per_s.div_ceil(self.of as u64),
+            send_bytes_per_s_max: all.send_bytes_per_s_max.div_ceil(self.of as u64),
             ..own
         })
     }
@@ -320,12 +320,13 @@ impl Rank {
             ..Handlers::default()
         };
         let transfer = TransferConfig {
+            metrics_prefix: "kvasir_route_transfer",
             name: options.name.clone(),
             preferred: options.preferred,
             tcp_listen: options.tcp_listen,
             tcp_tls: options.tcp_tls.clone(),
             run_dir: options.run_dir.clone(),
-            throttle_bytes_per_s: options.throttle_bytes_per_s,
+            send_bytes_per_s_max: options.send_bytes_per_s_max,
             ..TransferConfig::default()
         };
         let (transfer, driver) = TransferEngine::start_driven(transfer, handlers, registry)?;
@@ -367,7 +368,7 @@ impl Drop for Rank {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread for routed queries has panicked");
+            tracing::error!("the thread for routed queries panicked");
         }
     }
 }
@@ -415,8 +416,8 @@ mod tests {
             tcp_listen: Some(SocketAddr::from(([127, 0, 0, 1], port))),
             tcp_tls: None,
             run_dir: None,
-            throttle_bytes_per_s: 1_001,
-            flows_max: 8,
+            send_bytes_per_s_max: 1_001,
+            concurrent_messages_max: 8,
             sessions_max: 4,
             routes_max: 16,
             ring_bytes_max: 1 << 20,
@@ -425,7 +426,7 @@ mod tests {
         let of = |port, number, of| {
             let own = Place { number, of }.options(&all(port))?;
             let port = own.tcp_listen.map(|listen| listen.port());
-            Ok::<_, HolderError>((own.name, port, own.throttle_bytes_per_s))
+            Ok::<_, HolderError>((own.name, port, own.send_bytes_per_s_max))
         };
         type Own = (String, Option<u16>, u64);
         let is = |got: Result<Own, HolderError>, (name, port, bytes): (&str, u16, u64)| {

@@ -9,13 +9,11 @@ use kvasir_transfer::memory::SharedMemory;
 /// Why no kernel here reads a model's rows; they can be fetched all the same.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    #[error("no kernel here reads rows of `{0}`")]
+    #[error("no kernel supports rows of type `{0}`")]
     Dtype(String),
-    #[error(
-        "layer {layer} lies in {runs} runs; kernels here read one, and a second of an indexer's keys"
-    )]
+    #[error("layer {layer} has {runs} runs; kernels support one run of rows and one of index keys")]
     Runs { layer: usize, runs: usize },
-    #[error("layers are not of one length, or not of whole rows of their values")]
+    #[error("the layers differ in length, or a layer is not a whole number of rows")]
     Length,
 }
 

@@ -258,12 +258,12 @@ impl Thread {
         let OpenSession { answer_bytes_max, answer_imm, query_bytes_max, depth, .. } = *request;
         if depth == 0 || depth > DEPTH_MAX || query_bytes_max == 0 || answer_bytes_max == 0 {
             return Err(OpenError::Invalid(format!(
-                "a ring has 1 to {DEPTH_MAX} slots of at least one byte"
+                "a ring must have 1 to {DEPTH_MAX} slots of at least one byte"
             )));
         }
         // An answer leaves in one write.
         if answer_bytes_max as usize > MESSAGE_BYTES_MAX {
-            let why = format!("{answer_bytes_max} bytes; at most {MESSAGE_BYTES_MAX} are written");
+            let why = format!("{answer_bytes_max} bytes exceed the maximum of {MESSAGE_BYTES_MAX}");
             return Err(invalid("answer_bytes_max", why));
         }
         let endpoint = Endpoint::from_bytes(&request.endpoint)
@@ -272,24 +272,29 @@ impl Thread {
             .map_err(|error| invalid("answers_region", error.to_string()))?;
         let answer_ring = u64::from(answer_bytes_max) * u64::from(depth);
         if answers.length_bytes < answer_ring || answers.incarnation != endpoint.incarnation {
-            return Err(invalid("answers_region", "it does not hold the answer ring".into()));
+            return Err(invalid(
+                "answers_region",
+                "the region does not contain the answer ring".into(),
+            ));
         }
         if self.sessions.len() >= self.options.sessions_max {
             let max = self.options.sessions_max;
-            return Err(OpenError::NoSpace(format!("{max} requesters have sessions already")));
+            return Err(OpenError::NoSpace(format!(
+                "{max} requesters have sessions, the maximum of this holder"
+            )));
         }
         let ring = u64::from(query_bytes_max) * u64::from(depth);
         let max = self.options.ring_bytes_max;
         let ring_bytes = self.shared.take_ring(ring, max).map_err(|taken| {
             OpenError::NoSpace(format!(
-                "a query ring of {ring} bytes is wanted, and {taken} of {max} are taken"
+                "a query ring of {ring} bytes is too large: {taken} of {max} bytes are in use"
             ))
         })?;
-        let peer = self
-            .transfer
-            .connect(&endpoint)
-            .map_err(|error| OpenError::Invalid(format!("the requester: {error}")))?;
-        let no_memory = |error: String| OpenError::NoSpace(format!("no query ring: {error}"));
+        let peer = self.transfer.connect(&endpoint).map_err(|error| {
+            OpenError::Invalid(format!("cannot connect to the requester: {error}"))
+        })?;
+        let no_memory =
+            |error: String| OpenError::NoSpace(format!("cannot create the query ring: {error}"));
         let memory = SharedMemory::create("kvasir-queries", ring as usize, Prefault::Yes)
             .map_err(|error| no_memory(error.to_string()))?;
         let (queries, descriptor) = self
@@ -350,7 +355,9 @@ impl Thread {
         }
         if self.routes.len() >= self.options.routes_max {
             let max = self.options.routes_max;
-            return Err(OpenError::NoSpace(format!("{max} routes are open already")));
+            return Err(OpenError::NoSpace(format!(
+                "{max} routes are open, the maximum of this holder"
+            )));
         }
         let shape = RowShape::new(&layout, &kv_dtype)?;
         let slots: Vec<SlotIndex> = blocks.iter().map(|(slot, _)| *slot).collect();
@@ -388,7 +395,7 @@ impl Thread {
         if let Err(error) =
             self.transfer.expect_imm(Expect { imm, count: 1, deadline: None }, landed)
         {
-            tracing::warn!(session = id, slot, %error, "a query slot is not listened to any more");
+            tracing::warn!(session = id, slot, %error, "cannot wait for queries in a slot");
         }
     }
 
@@ -398,7 +405,7 @@ impl Thread {
             query.head.session == id && query.answer_room() <= session.answer_bytes_max as usize
         });
         match query {
-            Some(query) if self.waiting.len() < self.options.flows_max => {
+            Some(query) if self.waiting.len() < self.options.concurrent_messages_max => {
                 self.waiting.push(Waiting { session: id, slot, query });
             }
             Some(query) => self.refuse(id, slot, query.head.dispatch, MessageStatus::Busy),
@@ -449,7 +456,7 @@ impl Thread {
     /// that it is free.
     fn answer<R: PartReply>(&mut self, id: u64, slot: u32, answer: &Answer<R>, dtype: WireDtype) {
         let label = match answer.status {
-            MessageStatus::Taken => "taken",
+            MessageStatus::Taken => "answered",
             MessageStatus::Busy => "busy",
             MessageStatus::Malformed => "malformed",
         };
@@ -481,7 +488,7 @@ impl Thread {
             deadline: ANSWER_DEADLINE,
         };
         if let Err(error) = self.transfer.write(write, done) {
-            tracing::warn!(session = id, %error, "an answer cannot be sent; its session ends");
+            tracing::warn!(session = id, %error, "cannot send an answer; closing its session");
             self.close_session(id);
         }
     }

@@ -53,29 +53,29 @@ pub struct RequesterOptions {
     /// The folder of the shm domain's socket.
     pub run_dir: Option<PathBuf>,
     /// What it sends in a second at most; 0 for no limit.
-    pub throttle_bytes_per_s: u64,
+    pub send_bytes_per_s_max: u64,
 }
 
 /// Why a requester did not start or a session was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RequesterError {
-    #[error("the transfer engine for routed queries did not start")]
+    #[error("cannot start the transfer engine for routed queries")]
     Start(#[from] StartError),
-    #[error("the metrics cannot be registered")]
+    #[error("cannot register the metrics")]
     Metrics(#[from] prometheus::Error),
-    #[error("no memory for answers")]
+    #[error("cannot allocate memory for answers")]
     Memory(#[from] MemoryError),
-    #[error("the thread for routed queries cannot be started")]
+    #[error("cannot start the thread for routed queries")]
     Thread(#[from] std::io::Error),
-    #[error("the memory for answers cannot be registered")]
+    #[error("cannot register the memory for answers")]
     Register(#[from] RegisterError),
-    #[error("the holder cannot be reached from here")]
+    #[error("cannot reach the holder")]
     Connect(#[from] ConnectError),
     /// Nothing that was sent to it has landed.
-    #[error("the holder takes no queries: {0}")]
+    #[error("cannot send queries to the holder: {0}")]
     Unreached(#[source] WriteError),
     /// The holder said what cannot be.
-    #[error("the holder's reply: {0}")]
+    #[error("invalid reply of the holder: {0}")]
     Reply(String),
 }
 
@@ -171,7 +171,7 @@ impl Requester {
             tcp_listen: options.tcp_listen,
             tcp_tls: options.tcp_tls,
             run_dir: options.run_dir,
-            throttle_bytes_per_s: options.throttle_bytes_per_s,
+            send_bytes_per_s_max: options.send_bytes_per_s_max,
             ..TransferConfig::default()
         };
         let metrics = RequesterMetrics::new(registry)?;
@@ -220,7 +220,7 @@ impl Requester {
             .map_err(|error| wrong("queries_region", error))?;
         let size = prepared.size;
         if queries.length_bytes < u64::from(size.query_bytes_max) * u64::from(size.depth) {
-            return Err(RequesterError::Reply("the query ring is smaller than asked for".into()));
+            return Err(RequesterError::Reply("the query ring is smaller than requested".into()));
         }
         let peer = self.core.transfer.connect(&endpoint)?;
         let rings = Arc::new(Rings::new(size.depth));

@@ -57,9 +57,9 @@ pub enum DispatchError {
     #[error("the session with the holder is lost")]
     Lost,
     /// Every slot waits for an answer.
-    #[error("as many exchanges as the session has room for are under way")]
+    #[error("the maximum number of exchanges of the session is in flight")]
     Full,
-    #[error("the query takes {bytes} bytes and the session has room for {bytes_max}")]
+    #[error("the query has {bytes} bytes, but the session allows {bytes_max}")]
     TooLong { bytes: usize, bytes_max: usize },
 }
 
@@ -70,7 +70,7 @@ pub enum FlightError {
     Late,
     #[error("the session with the holder is lost")]
     Lost,
-    #[error("the holder answered what cannot be: {0}")]
+    #[error("the holder sent an invalid answer: {0}")]
     Wire(#[from] WireError),
 }
 
@@ -243,7 +243,7 @@ impl Session {
         drop(turns);
         if let Err(error) = sent {
             self.rings.slots[slot].put_back();
-            tracing::warn!(session = self.id, %error, "a query cannot be sent");
+            tracing::warn!(session = self.id, %error, "cannot send a query");
             return Err(match error {
                 SubmitError::Full => DispatchError::Full,
                 SubmitError::Invalid(_) | SubmitError::Stopped => DispatchError::Lost,
@@ -350,7 +350,7 @@ pub fn gather<R: Reply>(
     });
     let outcome = |answer: &Result<Answer<R>, FlightError>| match answer {
         Ok(_) => "answered",
-        Err(FlightError::Late) => "late",
+        Err(FlightError::Late) => "timeout",
         Err(FlightError::Lost) => "lost",
         Err(FlightError::Wire(_)) => "malformed",
     };

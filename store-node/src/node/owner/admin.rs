@@ -37,7 +37,7 @@ impl Owner {
             AdminCommand::Evict(request, reply) => drop(reply.send(self.admin_evict(&request))),
             AdminCommand::Replicate(request, reply) => self.replicate_block(&request, reply),
             AdminCommand::Drain(request, reply) => drop(reply.send(self.begin_drain(&request))),
-            AdminCommand::StopDrain(reply) => drop(reply.send(Ok(self.stop_drain()))),
+            AdminCommand::StopDrain(reply) => drop(reply.send(Ok(self.cancel_drain()))),
         }
     }
 
@@ -49,16 +49,16 @@ impl Owner {
             slots_allocated: counts.allocated,
             slots_committed: counts.committed,
             slots_evictable: counts.evictable,
-            slots_leaving: counts.leaving,
+            slots_releasing: counts.leaving,
             slots_quarantined: counts.quarantined,
-            slots_rising: counts.rising,
+            slots_promoting: counts.rising,
             shares: counts.shares,
-            shares_ending: counts.aborting,
+            shares_aborting: counts.aborting,
             pins: counts.pins.into(),
             admin_pins: self.blocks.admin_pinned_blocks(),
-            sinking: counts.sinking,
-            kept_blocks: counts.context_blocks,
-            kept_bytes: counts.context_bytes,
+            demoting_blocks: counts.sinking,
+            context_blocks: counts.context_blocks,
+            context_bytes: counts.context_bytes,
         }
     }
 
@@ -68,7 +68,7 @@ impl Owner {
             blocks if blocks <= PAGE_BLOCKS_MAX => blocks,
             blocks => {
                 return Err(Refused::Invalid(format!(
-                    "field `blocks_max` is {blocks}; it may be {PAGE_BLOCKS_MAX} at most"
+                    "field `blocks_max` is {blocks}; it must be at most {PAGE_BLOCKS_MAX}"
                 )));
             }
         };
@@ -80,7 +80,7 @@ impl Owner {
                 bytes => Some(Namespace::try_from(bytes)?),
             },
         };
-        let listed = self.blocks.list(&filter, list_from(&request.from)?, blocks_max as usize);
+        let listed = self.blocks.list(&filter, list_from(&request.start_at)?, blocks_max as usize);
         Ok(v1::ListReply {
             blocks: listed.blocks.iter().map(listed_block).collect(),
             next: listed.next.map(list_token).unwrap_or_default(),
@@ -89,7 +89,8 @@ impl Owner {
 
     fn admin_inspect(&self, request: &v1::InspectRequest) -> Result<v1::BlockInspection, Refused> {
         let found = self.blocks.inspect(block_key(&request.key)?);
-        let found = found.ok_or_else(|| Refused::NotFound("no such block is here".into()))?;
+        let found =
+            found.ok_or_else(|| Refused::NotFound("this node does not hold the block".into()))?;
         let (now_ms, Inspection { dram, checksum, .. }) = (clock::now_ms(), &found);
         let computed = match (dram, &self.cache) {
             (Some(copy), Some(cache)) => Some(self.arena.checksum(&cache.layout, copy.slot)),
@@ -101,7 +102,7 @@ impl Owner {
             parent: found.parent.map(|parent| parent.0.to_vec()).unwrap_or_default(),
             dram: dram.map(dram_copy),
             ssd: found.ssd.as_ref().map(|block| ssd_copy(block.class, block.bytes)),
-            rising: found.rising,
+            promoting: found.rising,
             checksum: *checksum,
             checksum_matches: computed.is_some() && computed == *checksum,
             holders: found.holders.iter().map(|holder| block_holder(*holder, now_ms)).collect(),
@@ -119,29 +120,35 @@ impl Owner {
         match self.blocks.admin_unpin(request.pin) {
             true => Ok(v1::UnpinReply {}),
             false => Err(Refused::NotFound(format!(
-                "there is no pin {}: it may have ended by itself",
+                "there is no pin {}: it may have expired",
                 request.pin
             ))),
         }
     }
 
     fn admin_evict(&mut self, request: &v1::EvictRequest) -> Result<v1::EvictReply, Refused> {
-        use v1::evict_request::What;
+        use v1::evict_request::Target;
         let now_ms = clock::now_ms();
-        let evicted = match &request.what {
-            None => return Err(FieldError::Missing("what").into()),
-            Some(What::Key(key)) => self
+        let evicted = match &request.target {
+            None => return Err(FieldError::Missing("target").into()),
+            Some(Target::Key(key)) => self
                 .blocks
                 .admin_evict(now_ms, block_key(key)?)
-                .ok_or_else(|| Refused::NotFound("no such block is here".into()))?,
-            Some(What::Namespace(namespace)) => {
+                .ok_or_else(|| Refused::NotFound("this node does not hold the block".into()))?,
+            Some(Target::Namespace(namespace)) => {
                 let namespace = Namespace::try_from(namespace.as_slice())?;
                 self.blocks.admin_evict_namespace(now_ms, namespace)
             }
         };
         let Evicted { dram_blocks, ssd_blocks, pinned_blocks, kept_blocks } = evicted;
-        tracing::info!(dram_blocks, ssd_blocks, pinned_blocks, kept_blocks, "evicted on demand");
-        Ok(v1::EvictReply { dram_blocks, ssd_blocks, pinned_blocks, kept_blocks })
+        tracing::info!(
+            dram_blocks,
+            ssd_blocks,
+            pinned_blocks,
+            retained_blocks = kept_blocks,
+            "evicted on demand"
+        );
+        Ok(v1::EvictReply { dram_blocks, ssd_blocks, pinned_blocks, retained_blocks: kept_blocks })
     }
 }
 
@@ -156,7 +163,7 @@ fn tier(tier: i32) -> Result<Option<Tier>, Refused> {
         Ok(v1::Tier::Dram) => Ok(Some(Tier::Dram)),
         Ok(v1::Tier::Ssd) => Ok(Some(Tier::Ssd)),
         Ok(v1::Tier::Vram) => {
-            Err(Refused::Invalid("what lies in an engine's own pool is not listed".into()))
+            Err(Refused::Invalid("blocks in an engine's own pool cannot be listed".into()))
         }
         Err(_) => Err(FieldError::Unknown { field: "tier", got: tier }.into()),
     }
@@ -185,7 +192,7 @@ fn list_from(token: &[u8]) -> Result<ListFrom, Refused> {
             tier: if tier == 1 { Tier::Ssd } else { Tier::Dram },
             place: u32::from_le_bytes([a, b, c, d]),
         }),
-        _ => Err(Refused::Invalid("field `from` is not what a page before had as `next`".into())),
+        _ => Err(Refused::Invalid("field `start_at` is not the `next` of an earlier page".into())),
     }
 }
 
@@ -203,13 +210,13 @@ fn dram_copy(copy: kvasir_blocks::DramCopy) -> v1::DramCopy {
 }
 
 fn ssd_copy(class: Class, bytes: u64) -> v1::SsdCopy {
-    let (block_class, tenant, until_unix_ms) = match class {
+    let (block_class, tenant, expires_unix_ms) = match class {
         Class::Normal => (v1::BlockClass::Normal, 0, 0),
-        Class::Context { tenant, until_unix_ms } => {
-            (v1::BlockClass::Context, tenant.0, until_unix_ms)
+        Class::Context { tenant, expires_unix_ms } => {
+            (v1::BlockClass::Context, tenant.0, expires_unix_ms)
         }
     };
-    v1::SsdCopy { block_class: block_class.into(), tenant, until_unix_ms, bytes }
+    v1::SsdCopy { block_class: block_class.into(), tenant, expires_unix_ms, bytes }
 }
 
 fn block_holder(holder: Holder, now_ms: u64) -> v1::BlockHolder {
@@ -221,8 +228,8 @@ fn block_holder(holder: Holder, now_ms: u64) -> v1::BlockHolder {
             (Wire::Share(wire), lease_until_ms.map(left))
         }
         Holder::Engine { epoch } => (Wire::Engine(epoch.0), None),
-        Holder::Sink => (Wire::Sink(true), None),
+        Holder::Sink => (Wire::Demotion(true), None),
         Holder::Admin { pin, until_ms } => (Wire::Pin(pin), Some(left(until_ms))),
     };
-    v1::BlockHolder { holder: Some(holder), left_ms }
+    v1::BlockHolder { holder: Some(holder), remaining_ms: left_ms }
 }

@@ -33,9 +33,9 @@ impl Owner {
         match tail::decode(&room, share.tx, incoming.pages.len()) {
             Ok(v1::Tail { checksums, engine, .. }) => self.arrived(share, checksums, engine),
             Err(error) => {
-                tracing::error!(%share, %error, "the tail that arrived cannot be believed");
+                tracing::error!(%share, %error, "rejected an invalid tail");
                 self.metrics.bad_tails.inc();
-                self.metrics.fetches.with_label_values(&["bad_tail"]).inc();
+                self.metrics.fetches.with_label_values(&["invalid_tail"]).inc();
                 self.blocks.abort(clock::now_ms(), share, AbortReason::BadArrival);
             }
         }
@@ -59,10 +59,10 @@ impl Owner {
                 self.pump(share);
                 "arrived"
             }
-            Ok(Arrival::Late) => "late",
+            Ok(Arrival::Late) => "share_ended",
             Err(error) => {
-                tracing::debug!(%share, %error, "what arrived has no share any more");
-                "late"
+                tracing::debug!(%share, %error, "data arrived for a share that has ended");
+                "share_ended"
             }
         };
         self.metrics.fetches.with_label_values(&[label]).inc();
@@ -157,11 +157,11 @@ impl Owner {
             return Err((Refused::Precondition("the share has no fetch".into()), reply));
         };
         if !matches!(incoming.state, IncomingState::Waiting) {
-            let _ = reply.send(Ok(v1::TxCommitReply { held_blocks: leg.cached_pages }));
+            let _ = reply.send(Ok(v1::TxCommitReply { cached_blocks: leg.cached_pages }));
             self.release_replica(share);
             return Ok(());
         }
-        let good_pages = request.good_blocks.min(incoming.pages.len() as u32);
+        let good_pages = request.valid_blocks.min(incoming.pages.len() as u32);
         let settling =
             incoming.settling.get_or_insert(Settling { good_pages, replies: Vec::new() });
         settling.good_pages = settling.good_pages.min(good_pages);
@@ -173,7 +173,7 @@ impl Owner {
         // A source that is lost does not answer, and is cut off then. That a call to it failed is no
         // reason yet: it may be writing for others.
         if let Err(error) = self.blocks.stop_writer(share) {
-            tracing::debug!(%share, %error, "the writer is not asked to stop");
+            tracing::debug!(%share, %error, "cannot ask the writer to stop");
         }
         self.run_actions();
         // It may have stopped before.
@@ -197,7 +197,7 @@ impl Owner {
         }
         let room = tail_room(&self.tails, incoming.tail);
         let mut checksums = tail::decode_part(&room, share.tx).unwrap_or_else(|error| {
-            tracing::warn!(%share, %error, "the fetched pages came without checksums");
+            tracing::warn!(%share, %error, "cannot read the checksums of the fetched pages");
             Vec::new()
         });
         checksums.truncate(settling.good_pages as usize);
@@ -213,7 +213,7 @@ impl Owner {
                 self.metrics.fetches.with_label_values(&["partial"]).inc();
                 self.answer_settling(share, cached_blocks);
             }
-            Err(error) => tracing::debug!(%share, %error, "the fetch cannot be settled yet"),
+            Err(error) => tracing::debug!(%share, %error, "cannot settle the fetch yet"),
         }
     }
 
@@ -222,7 +222,7 @@ impl Owner {
         let settling = incoming.and_then(|incoming| incoming.settling.take());
         let Some(settling) = settling else { return };
         for reply in settling.replies {
-            let _ = reply.send(Ok(v1::TxCommitReply { held_blocks }));
+            let _ = reply.send(Ok(v1::TxCommitReply { cached_blocks: held_blocks }));
         }
         self.release_replica(share);
     }

@@ -48,8 +48,11 @@ impl Owner {
         let now_ms = clock::now_ms();
         match report {
             Report::Listed { blocks, left_out, foreign } => {
-                let listed =
-                    [("blocks", blocks.len() as u64), ("left_out", left_out), ("foreign", foreign)];
+                let listed = [
+                    ("blocks", blocks.len() as u64),
+                    ("beyond_limit", left_out),
+                    ("foreign", foreign),
+                ];
                 for (of, objects) in listed {
                     self.metrics.bucket_listed.with_label_values(&[of]).set(objects as i64);
                 }
@@ -95,7 +98,7 @@ impl Owner {
         let (Some(why), Some(bucket)) = (why, &mut self.tiers.bucket) else { return };
         self.metrics.bucket_errors.inc();
         if bucket.error.as_ref() != Some(&why) {
-            tracing::warn!(why, "something with the object store has failed");
+            tracing::warn!(reason = why, "an operation of the object store failed");
             bucket.error = Some(why);
         }
     }

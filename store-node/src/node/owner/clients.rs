@@ -154,7 +154,7 @@ impl Owner {
         let now_ms = clock::now_ms();
         self.clients.pending.retain(|pending| pending.until_ms >= now_ms);
         if self.clients.list.len() + self.clients.pending.len() >= CLIENTS_MAX {
-            let why = format!("{CLIENTS_MAX} clients have this node open, which is the most");
+            let why = format!("this node already has {CLIENTS_MAX} clients, the maximum");
             return Err(Refused::Unavailable(why));
         }
         let shape = self.shape_for(request.object_bytes_max)?;
@@ -189,7 +189,7 @@ impl Owner {
             namespace: namespace.0.to_vec(),
             objects_max: super::objects::OBJECTS_MAX as u32,
             keys_max: super::objects::KEYS_MAX as u32,
-            lease_ms_max: self.config.lease_ms_max,
+            lease_max_ms: self.config.lease_max_ms,
         })
     }
 
@@ -200,8 +200,8 @@ impl Owner {
         if let Some(shape) = as_it_is.or(pending) {
             let Some(capacity) = objects::capacity(&shape.layout) else {
                 return Err(Refused::Precondition(
-                    "the runs of this node's slots leave gaps, so that no object lies there in one \
-                     piece: use another node"
+                    "the runs of this node's slots leave gaps, so a slot cannot hold a contiguous \
+                     object: use another node"
                         .into(),
                 ));
             };
@@ -211,25 +211,27 @@ impl Owner {
             if shape.fingerprint != CacheShape::OBJECTS || self.check_unused().is_err() {
                 return Err(Refused::Precondition(format!(
                     "objects of {object_bytes_max} bytes do not fit the slots of this node, which \
-                     hold {capacity}; they can grow only while no engine and no client uses them"
+                     hold {capacity} bytes; the slots can grow only while no engine and no client \
+                     uses them"
                 )));
             }
         }
         if object_bytes_max == 0 {
             return Err(Refused::Precondition(
-                "nobody has said yet how large the slots of this node are: say how large objects \
-                 may be (`object_bytes_max`), or attach an engine first"
+                "the size of this node's slots is not set yet: set `object_bytes_max`, or attach \
+                 an engine first"
                     .into(),
             ));
         }
-        let too_large = || Refused::Invalid(format!("objects of {object_bytes_max} bytes"));
+        let too_large =
+            || Refused::Invalid(format!("objects of {object_bytes_max} bytes are too large"));
         let layout = objects::layout(object_bytes_max).ok_or_else(too_large)?;
-        let (slot_bytes, arena_bytes) = (layout.slot_bytes(), self.arena.memory().len() as u64);
+        let (slot_bytes, dram_bytes) = (layout.slot_bytes(), self.arena.memory().len() as u64);
         if self.arena.slots(slot_bytes) < ARENA_SLOTS_MIN {
             let wanted = slot_bytes.saturating_mul(ARENA_SLOTS_MIN.into());
             return Err(Refused::Precondition(format!(
-                "`arena_bytes` is {arena_bytes}, and {ARENA_SLOTS_MIN} objects of \
-                 {object_bytes_max} bytes do not fit: set it to {} or more",
+                "`dram_bytes` is {dram_bytes}, too small for {ARENA_SLOTS_MIN} objects of \
+                 {object_bytes_max} bytes: set it to {} or more",
                 wanted.next_multiple_of(4096)
             )));
         }
@@ -254,7 +256,7 @@ impl Owner {
         let pending = self.clients.pending.swap_remove(at);
         let name = pending.name.clone();
         if let Err(why) = self.take_client(pending, connection) {
-            tracing::warn!(client = name, why, "the client could not be taken on");
+            tracing::warn!(client = name, reason = why, "cannot accept the client");
         }
         self.metrics.clients.set(self.clients.list.len() as i64);
         None
@@ -274,7 +276,7 @@ impl Owner {
         }
         let Clients { generations: Some(generations), watch: Some(watch), .. } = &self.clients
         else {
-            return Err("they were made above".into());
+            return Err("a bug: the generations or the watch are missing".into());
         };
         let memory = [self.arena.memory().fd(), generations.fd()];
         let line = Line::open(epoch, &memory, connection).map_err(|error| error.to_string())?;
@@ -366,13 +368,17 @@ impl Owner {
                 Presence::There if late => self.expel_client(
                     at,
                     &Broken(format!(
-                        "it has not committed or given up, in {timeout_ms} ms, what its lease was over for"
+                        "the client did not commit or drop a reservation within {timeout_ms} ms \
+                         after its lease expired"
                     )),
                 ),
                 Presence::There => {}
                 Presence::Unreachable if client.line.is_expelled() => {}
                 Presence::Unreachable => {
-                    tracing::warn!(client = client.name, "it has closed its connection and lives on");
+                    tracing::warn!(
+                        client = client.name,
+                        "the client closed its connection, but its process is still running"
+                    );
                     self.leave_client(at);
                 }
                 Presence::Gone => self.client_gone(at),
@@ -396,7 +402,7 @@ impl Owner {
         let now_ms = clock::now_ms();
         let client = self.clients.list.swap_remove(at);
         let epoch = client.line.epoch();
-        tracing::info!(client = client.name, epoch = epoch.0, "client gone");
+        tracing::info!(client = client.name, epoch = epoch.0, "client exited");
         for held in client.ephemeral.values() {
             self.blocks.end_object(now_ms, &held.object);
         }

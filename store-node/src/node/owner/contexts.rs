@@ -1,7 +1,7 @@
 //! What is kept for tenants, as conductors and other nodes ask for it: contexts are kept, extended, listed and
 //! dropped. What follows from that for blocks is the block core's matter.
 
-use kvasir_blocks::{ContextName, KeepError, KeepRequest, KeptContext};
+use kvasir_blocks::{ContextName, KeepError, KeepRequest, PersistedContext};
 use kvasir_proto::{BlockKey, COPIES_MAX, FieldError, Mark, Namespace, Tenant, v1};
 
 use super::Owner;
@@ -19,8 +19,8 @@ const PAGE_MAX: usize = 1_000;
 #[derive(Debug)]
 pub(super) enum Waits {
     /// With the chain, where there are to be copies of it.
-    Keep(Reply<v1::KeepContextReply>, Option<Chain>),
-    Drop(Reply<v1::DropContextReply>),
+    Keep(Reply<v1::PersistContextReply>, Option<Chain>),
+    Drop(Reply<v1::DeleteContextReply>),
 }
 
 /// Of a tenant, in a namespace.
@@ -43,7 +43,7 @@ impl From<KeepError> for Refused {
 /// The hash by which a tenant is known to nodes.
 fn tenant(name: &str) -> Result<Tenant, Refused> {
     match name {
-        "" => Err(Refused::Invalid("a tenant is needed".into())),
+        "" => Err(Refused::Invalid("field `tenant` is missing".into())),
         name => Ok(Tenant(kvasir_transfer::checksum(name.as_bytes()))),
     }
 }
@@ -52,23 +52,28 @@ fn tenant(name: &str) -> Result<Tenant, Refused> {
 pub(super) fn copies(asked: u32) -> Result<u8, Refused> {
     match u8::try_from(asked.max(1)) {
         Ok(copies @ ..=COPIES_MAX) => Ok(copies),
-        _ => Err(Refused::Invalid(format!("{asked} copies, where {COPIES_MAX} can be kept"))),
+        _ => Err(Refused::Invalid(format!(
+            "field `replicas` is {asked}; it must be at most {COPIES_MAX}"
+        ))),
     }
 }
 
 fn last_key(bytes: &[u8]) -> Result<BlockKey, Refused> {
     let keys = BlockKey::list(bytes)?;
     let [last] = keys[..] else {
-        return Err(Refused::Invalid(format!("{} keys, where one names a context", keys.len())));
+        return Err(Refused::Invalid(format!(
+            "field `last_key` has {} keys; it must have one",
+            keys.len()
+        )));
     };
     Ok(last)
 }
 
 impl Owner {
-    pub(super) fn keep_context(
+    pub(super) fn persist_context(
         &mut self,
-        request: &v1::KeepContextRequest,
-        reply: Reply<v1::KeepContextReply>,
+        request: &v1::PersistContextRequest,
+        reply: Reply<v1::PersistContextReply>,
     ) {
         let begun = match request.last_key.is_empty() {
             true => self.begin_keeping(request),
@@ -82,41 +87,42 @@ impl Owner {
 
     fn begin_keeping(
         &mut self,
-        request: &v1::KeepContextRequest,
+        request: &v1::PersistContextRequest,
     ) -> Result<(u64, Option<Chain>), Refused> {
         // What another node has promised is one of its copies, and the others are its own matter.
         let is_first = !request.tenant.is_empty();
         self.has_room_for_keep(is_first)?;
-        let copies = copies(request.copies)?;
+        let copies = copies(request.replicas)?;
         let now = clock::unix_ms();
-        let (tenant, until_unix_ms, since_unix_ms) = match (request.tenant.as_str(), request.ttl_ms)
-        {
-            // What another node has promised.
-            ("", 0) if request.until_unix_ms > 0 => {
-                let since = Some(request.since_unix_ms).filter(|since| *since > 0);
-                (Tenant(request.tenant_hash), request.until_unix_ms, since)
-            }
-            (name, ttl_ms) => (tenant(name)?, until(now, ttl_ms)?, Some(now)),
-        };
-        if until_unix_ms <= now {
-            let ago_ms = now - until_unix_ms;
+        let (tenant, expires_unix_ms, created_unix_ms) =
+            match (request.tenant.as_str(), request.ttl_ms) {
+                // What another node has promised.
+                ("", 0) if request.expires_unix_ms > 0 => {
+                    let since = Some(request.created_unix_ms).filter(|since| *since > 0);
+                    (Tenant(request.tenant_hash), request.expires_unix_ms, since)
+                }
+                (name, ttl_ms) => (tenant(name)?, until(now, ttl_ms)?, Some(now)),
+            };
+        if expires_unix_ms <= now {
+            let ago_ms = now - expires_unix_ms;
             return Err(Refused::Precondition(format!(
-                "by this node's clock it ended {ago_ms} ms ago: it is not kept. Do the clocks of the nodes agree?"
+                "the context expired {ago_ms} ms ago by this node's clock; check that the clocks \
+                 of the nodes agree"
             )));
         }
         let wanted = KeepRequest {
             namespace: Namespace::try_from(request.namespace.as_slice())?,
             keys: BlockKey::list(&request.keys)?,
             tenant,
-            until_unix_ms,
-            since_unix_ms,
+            expires_unix_ms,
+            created_unix_ms,
             copies,
         };
         if is_first && usize::from(copies) > 1 + self.replication.peers() && self.tiers.has_ssd() {
             let others = self.replication.peers();
             let why = format!(
-                "{copies} copies are wanted, and this node knows {others} others: `peers` in `[replicas]` of \
-                 store-node.toml names them"
+                "{copies} replicas were requested, but this node knows only {others} other nodes: \
+                 add nodes to `replication.peers` in store-node.toml"
             );
             return Err(Refused::Precondition(why));
         }
@@ -125,7 +131,8 @@ impl Owner {
         if request.whole {
             let here = self.blocks.keepable(now_ms, *namespace, keys);
             if here < keys.len() {
-                let why = format!("{here} of the chain's {} blocks are here", keys.len());
+                let why =
+                    format!("this node holds only {here} of the chain's {} blocks", keys.len());
                 return Err(Refused::NotFound(why));
             }
         }
@@ -134,23 +141,23 @@ impl Owner {
         Ok((keep, (is_first && copies > 1).then_some(Chain(tenant, namespace, keys))))
     }
 
-    fn begin_extending(&mut self, request: &v1::KeepContextRequest) -> Result<u64, Refused> {
+    fn begin_extending(&mut self, request: &v1::PersistContextRequest) -> Result<u64, Refused> {
         if !request.keys.is_empty() {
             return Err(Refused::Invalid(
-                "`last_key` names a context that is here, and `keys` a chain to keep: give one"
+                "`last_key` extends a context and `keys` persists a chain: set only one of them"
                     .into(),
             ));
         }
         let context = context(&request.tenant, &request.namespace, &request.last_key)?;
-        let until_unix_ms = until(clock::unix_ms(), request.ttl_ms)?;
+        let expires_unix_ms = until(clock::unix_ms(), request.ttl_ms)?;
         self.knows_contexts()?;
-        Ok(self.blocks.extend_context(clock::now_ms(), &context, until_unix_ms)?)
+        Ok(self.blocks.extend_context(clock::now_ms(), &context, expires_unix_ms)?)
     }
 
-    pub(super) fn drop_context(
+    pub(super) fn delete_context(
         &mut self,
-        request: &v1::DropContextRequest,
-        reply: Reply<v1::DropContextReply>,
+        request: &v1::DeleteContextRequest,
+        reply: Reply<v1::DeleteContextReply>,
     ) {
         match self.begin_dropping(request) {
             Ok(keep) => drop(self.tiers.keeps.insert(keep, Waits::Drop(reply))),
@@ -158,17 +165,17 @@ impl Owner {
         }
     }
 
-    fn begin_dropping(&mut self, request: &v1::DropContextRequest) -> Result<u64, Refused> {
+    fn begin_dropping(&mut self, request: &v1::DeleteContextRequest) -> Result<u64, Refused> {
         let context = context(&request.tenant, &request.namespace, &request.last_key)?;
         self.knows_contexts()?;
-        Ok(self.blocks.drop_context(clock::now_ms(), &context)?)
+        Ok(self.blocks.delete_context(clock::now_ms(), &context)?)
     }
 
     /// What is on the SSD can be changed now, if there is one.
     fn knows_contexts(&self) -> Result<(), Refused> {
         self.has_room_for_keep(false)?;
         if self.tiers.has_ssd() && !self.blocks.ssd_is_usable(clock::now_ms()) {
-            return Err(Refused::Unavailable("the SSD cannot be used now; try again".into()));
+            return Err(Refused::Unavailable("the SSD is unavailable; try again later".into()));
         }
         self.knows_bucket()
     }
@@ -177,7 +184,8 @@ impl Owner {
         match self.tiers.bucket.as_ref().is_none_or(|bucket| bucket.is_listed) {
             true => Ok(()),
             false => {
-                let why = "the object store was not listed yet, and may have contexts; try again";
+                let why =
+                    "the object store is not listed yet and may hold contexts; try again later";
                 Err(Refused::Unavailable(why.into()))
             }
         }
@@ -189,7 +197,9 @@ impl Owner {
         let waiting = if may_wait { self.replication.awaited.len() } else { 0 };
         match self.tiers.keeps.len() + waiting < KEEPS_MAX {
             true => Ok(()),
-            false => Err(Refused::Unavailable("too many chains are being kept; try again".into())),
+            false => Err(Refused::Unavailable(
+                "too many chains are being persisted; try again later".into(),
+            )),
         }
     }
 
@@ -198,13 +208,13 @@ impl Owner {
             return;
         }
         let Some(waits) = self.tiers.keeps.remove(&keep) else { return };
-        let failed = || Refused::Unavailable("not all of it could be written; try again".into());
+        let failed = || Refused::Unavailable("some blocks were not written; try again".into());
         match waits {
             Waits::Keep(reply, chain) => {
-                let kept = |kept_blocks| v1::KeepContextReply {
-                    kept_blocks,
-                    since_unix_ms: mark.and_then(|mark| mark.since_unix_ms).unwrap_or(0),
-                    until_unix_ms: mark.map_or(0, |mark| mark.until_unix_ms),
+                let kept = |persisted_blocks| v1::PersistContextReply {
+                    persisted_blocks,
+                    created_unix_ms: mark.and_then(|mark| mark.created_unix_ms).unwrap_or(0),
+                    expires_unix_ms: mark.map_or(0, |mark| mark.expires_unix_ms),
                 };
                 let copied =
                     chain.zip(blocks).and_then(|(Chain(tenant, namespace, keys), blocks)| {
@@ -221,7 +231,7 @@ impl Owner {
                 }
             }
             Waits::Drop(reply) => {
-                let dropped = |_| v1::DropContextReply {};
+                let dropped = |_| v1::DeleteContextReply {};
                 drop(reply.send(blocks.map(dropped).ok_or_else(failed)));
             }
         }
@@ -236,16 +246,16 @@ impl Owner {
             0 => PAGE,
             asked if asked <= PAGE_MAX => asked,
             asked => {
-                let why = format!("{asked} contexts, where a page has {PAGE_MAX} at most");
+                let why = format!("field `contexts_max` is {asked}; it must be at most {PAGE_MAX}");
                 return Err(Refused::Invalid(why));
             }
         };
-        let after = match request.from.as_slice() {
+        let after = match request.start_at.as_slice() {
             [] => None,
             from => Some(place(from)?),
         };
         if !self.tiers.knows_ssd() {
-            let why = "the SSD cannot be used, and nobody knows what is kept there; try again";
+            let why = "the SSD is unavailable and its contexts are unknown; try again later";
             return Err(Refused::Unavailable(why.into()));
         }
         if !self.tiers.has_ssd() {
@@ -254,7 +264,7 @@ impl Owner {
         let all = self.blocks.contexts(tenant, after, contexts_max + 1, clock::unix_ms());
         let page = &all[..all.len().min(contexts_max)];
         let next = page.last().filter(|_| all.len() > page.len());
-        let place = |last: &KeptContext| [last.namespace.0, last.last.0].concat();
+        let place = |last: &PersistedContext| [last.namespace.0, last.last.0].concat();
         Ok(v1::ListContextsReply {
             contexts: page.iter().map(kept_context).collect(),
             next: next.map(place).unwrap_or_default(),
@@ -262,13 +272,13 @@ impl Owner {
     }
 }
 
-fn kept_context(context: &KeptContext) -> v1::KeptContext {
-    v1::KeptContext {
+fn kept_context(context: &PersistedContext) -> v1::PersistedContext {
+    v1::PersistedContext {
         namespace: context.namespace.0.to_vec(),
         last_key: context.last.0.to_vec(),
         blocks: context.blocks,
-        since_unix_ms: context.since_unix_ms,
-        until_unix_ms: context.until_unix_ms,
+        created_unix_ms: context.created_unix_ms,
+        expires_unix_ms: context.expires_unix_ms,
     }
 }
 
@@ -290,7 +300,7 @@ fn context(name: &str, namespace: &[u8], key: &[u8]) -> Result<ContextName, Refu
 /// The end of a time to live that begins now.
 fn until(now_unix_ms: u64, ttl_ms: u64) -> Result<u64, Refused> {
     match ttl_ms {
-        0 => Err(Refused::Invalid("a time to live above zero is needed".into())),
+        0 => Err(Refused::Invalid("field `ttl_ms` must be above 0".into())),
         ttl_ms => Ok(now_unix_ms.saturating_add(ttl_ms)),
     }
 }

@@ -23,8 +23,8 @@ pub(super) struct Awaited {
     /// lost it.
     asks: u64,
     until_ms: u64,
-    kept: v1::KeepContextReply,
-    reply: Reply<v1::KeepContextReply>,
+    kept: v1::PersistContextReply,
+    reply: Reply<v1::PersistContextReply>,
 }
 
 impl Owner {
@@ -32,8 +32,8 @@ impl Owner {
     pub(super) fn await_copies(
         &mut self,
         context: ContextName,
-        kept: v1::KeepContextReply,
-        reply: Reply<v1::KeepContextReply>,
+        kept: v1::PersistContextReply,
+        reply: Reply<v1::PersistContextReply>,
     ) {
         let now_ms = clock::now_ms();
         let until_ms = now_ms + WITHIN_MS;
@@ -46,7 +46,8 @@ impl Owner {
 
     /// Asks the other nodes for contexts that are to be kept there too, when that is due.
     pub(super) fn look_for_copies(&mut self, now_ms: u64) {
-        let (replication, every_ms) = (&self.replication, self.config.replicas.check_ms);
+        let (replication, every_ms) =
+            (&self.replication, self.config.replication.check_interval_ms);
         let due = replication.checked_ms.is_none_or(|at_ms| now_ms >= at_ms + every_ms);
         if replication.checking || !due {
             return;
@@ -92,13 +93,16 @@ impl Owner {
             let is_known = self.replication.knows(asks);
             let lacking = self.blocks.copies_lacking(&context);
             let answer = match self.blocks.copied_context(&context) {
-                None => Err(Refused::Unavailable("it was dropped meanwhile; try again".into())),
+                None => Err(Refused::Unavailable(
+                    "the context was deleted in the meantime; try again".into(),
+                )),
                 // Its time may have been changed meanwhile, also to a shorter one.
-                Some(CopiedContext { until_unix_ms, .. }) if is_known && lacking == 0 => {
-                    Ok(v1::KeepContextReply { until_unix_ms, ..kept })
+                Some(CopiedContext { expires_unix_ms, .. }) if is_known && lacking == 0 => {
+                    Ok(v1::PersistContextReply { expires_unix_ms, ..kept })
                 }
                 Some(_) if now_ms >= until_ms => Err(Refused::Unavailable(format!(
-                    "it is kept here, and {lacking} of its copies could not be made on other nodes; try again"
+                    "the context is persisted on this node, but {lacking} of its replicas on other \
+                     nodes are missing; try again"
                 ))),
                 Some(_) => {
                     let awaited = Awaited { context, asks, until_ms, kept, reply };
@@ -117,11 +121,12 @@ impl Owner {
     ) -> Result<v1::HoldsContextsReply, Refused> {
         let count = request.contexts.len();
         if count > ASKED_MAX {
-            let why = format!("{count} contexts, where {ASKED_MAX} can be asked for");
+            let why =
+                format!("field `contexts` has {count} entries; it must have at most {ASKED_MAX}");
             return Err(Refused::Invalid(why));
         }
         if !self.tiers.knows_ssd() {
-            let why = "the SSD cannot be used, and nobody knows what is kept there; try again";
+            let why = "the SSD is unavailable and its contexts are unknown; try again later";
             return Err(Refused::Unavailable(why.into()));
         }
         let holds = |asked: &v1::HeldContext| {
@@ -129,8 +134,8 @@ impl Owner {
                 tenant: Tenant(asked.tenant_hash),
                 namespace: Namespace::try_from(asked.namespace.as_slice())?,
                 last: block_key(&asked.last_key)?,
-                until_unix_ms: asked.until_unix_ms,
-                copies: copies(asked.copies)?,
+                expires_unix_ms: asked.expires_unix_ms,
+                copies: copies(asked.replicas)?,
             };
             Ok(self.blocks.keeps_copy(&context))
         };

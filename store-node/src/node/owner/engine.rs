@@ -92,7 +92,7 @@ impl Owner {
             leg.committed_pages = page + 1;
             let Some(checksum) = leg.pages.checksum(page) else { return };
             if let Err(error) = self.blocks.commit_page(share, page, checksum) {
-                tracing::debug!(%share, page, %error, "a page was not committed");
+                tracing::debug!(%share, page, %error, "cannot commit a page");
             }
         }
     }
@@ -113,7 +113,7 @@ impl Owner {
             FromEngine::FinishPrefill(v1::FinishPrefill { tx, tail }) => {
                 let share = Share { tx: tx.try_into()?, side: Side::Prefill };
                 if tail.len() > tail::ENGINE_BYTES_MAX {
-                    return Err(Broken(format!("a tail of {} bytes", tail.len())));
+                    return Err(Broken(format!("the tail of {} bytes is too long", tail.len())));
                 }
                 if self.is_its_own(epoch, share)? {
                     self.finish_prefill(share, tail);
@@ -129,16 +129,16 @@ impl Owner {
                 let keys = BlockKey::list(&keys)?;
                 let got = self.blocks.get(epoch, handle, &keys);
                 let slots = got.unwrap_or_else(|error| {
-                    tracing::warn!(handle, %error, "the engine's lookup was refused");
+                    tracing::warn!(handle, %error, "refused a lookup of the engine");
                     Vec::new()
                 });
                 // What it has not found it may find when it looks again.
-                let rising_blocks = match !memory_only && slots.len() < keys.len() {
-                    true => self.read_ahead(None, &keys).map_or(0, |ahead| ahead.rising_blocks),
+                let promoting_blocks = match !memory_only && slots.len() < keys.len() {
+                    true => self.read_ahead(None, &keys).map_or(0, |ahead| ahead.promoting_blocks),
                     false => 0,
                 };
                 let slots = slots.iter().map(|slot| slot.0).collect();
-                let got = v1::GotBlocks { handle, slots, rising_blocks };
+                let got = v1::GotBlocks { handle, slots, promoting_blocks };
                 self.tell_engine(epoch, ToEngine::Got(got));
             }
             FromEngine::HoldPages(hold) => self.hold_pages(epoch, &hold)?,
@@ -147,7 +147,7 @@ impl Owner {
             FromEngine::Unpin(v1::UnpinBlocks { handle }) => {
                 self.blocks.unpin(epoch, handle);
             }
-            FromEngine::Alive(v1::Alive { shares }) => {
+            FromEngine::KeepAlive(v1::KeepAlive { shares }) => {
                 for v1::TxShareRef { tx, side } in shares {
                     let share = Share::from_wire(tx, side)?;
                     // One that has not been bound after all is not the engine's: it may hear of that yet.
@@ -170,7 +170,7 @@ impl Owner {
         match self.blocks.share(share) {
             None => Ok(false),
             Some(view) if view.bound_to == Some(epoch) => Ok(true),
-            Some(_) => Err(Broken(format!("share {share} is not bound to it"))),
+            Some(_) => Err(Broken(format!("share {share} is not bound to the engine"))),
         }
     }
 
@@ -186,8 +186,8 @@ impl Owner {
             let Some(end) = end.filter(|end| *end <= writable.end && first_page >= writable.start)
             else {
                 return Err(Broken(format!(
-                    "it plans to write {page_count} pages from page {first_page} of {share}; \
-                     pages {writable:?} are its own"
+                    "the engine plans to write {page_count} pages from page {first_page} of \
+                     {share}; it may write pages {writable:?}"
                 )));
             };
             let (pages, in_pool) = (first_page..end, !pool_pages.is_empty());
@@ -195,13 +195,16 @@ impl Owner {
                 self.plan_in_pool(epoch, (share, pages.clone()), plan.step, &pool_pages)?;
             } else if self.blocks.is_computed_in_pool(share, pages.clone()) {
                 return Err(Broken(format!(
-                    "it plans to write slots of pages {pages:?} of {share}, some of which it \
-                     computes in its pool"
+                    "the engine plans to write slots of pages {pages:?} of {share}, but computes \
+                     some of them in its pool"
                 )));
             }
             planned.push(PlannedPages { share, pages, in_pool });
         }
-        let session = self.engines.get_mut(epoch).ok_or_else(|| Broken("it is gone".into()))?;
+        let session = self
+            .engines
+            .get_mut(epoch)
+            .ok_or_else(|| Broken("the engine is not attached".into()))?;
         session.steps.plan(plan.step, planned).map_err(|error| Broken(error.to_string()))
     }
 
@@ -215,7 +218,7 @@ impl Owner {
     ) -> Result<(), Broken> {
         if pool_pages.len() != pages.len() {
             return Err(Broken(format!(
-                "it names {} pages of its pool for pages {pages:?} of {share}",
+                "the engine names {} pages of its pool for pages {pages:?} of {share}",
                 pool_pages.len()
             )));
         }
@@ -223,7 +226,8 @@ impl Owner {
         let begun = |page: &u32| leg.is_some_and(|leg| leg.pages.layers_done(*page) > 0);
         if let Some(page) = pages.clone().find(begun) {
             return Err(Broken(format!(
-                "it computes page {page} of {share} in its pool, and has written its slot"
+                "the engine computes page {page} of {share} in its pool, but has already written \
+                 the page's slot"
             )));
         }
         Ok(self.blocks.compute_pages(epoch, (share, pages.start), step, pool_pages)?)
@@ -235,11 +239,14 @@ impl Owner {
             match self.blocks.grow(share, grow.page_count) {
                 Ok(slots) => slots,
                 Err(GrowError::NoSpace { available, wanted }) => {
-                    tracing::debug!(%share, available, wanted, "no room to grow");
+                    tracing::debug!(
+                        %share, available, wanted,
+                        "no slots are available to grow a share"
+                    );
                     Vec::new()
                 }
                 Err(GrowError::Share(ShareError::Refused(why))) => {
-                    return Err(Broken(format!("it grows {share}: {why}")));
+                    return Err(Broken(format!("cannot grow {share}: {why}")));
                 }
                 // Ending; a stop is on its way.
                 Err(GrowError::Share(_)) => Vec::new(),
@@ -274,15 +281,15 @@ impl Owner {
         if commit.first_page < writable.start || end.is_none_or(|end| end > writable.end) {
             let first = commit.first_page;
             return Err(Broken(format!(
-                "it commits {count} pages from page {first} of {share}; pages {writable:?} are \
-                 its own"
+                "the engine commits {count} pages from page {first} of {share}; it may commit \
+                 pages {writable:?}"
             )));
         }
         for (page, key) in (commit.first_page..).zip(keys) {
             let Some((slot, _)) = self.blocks.page_slot(share, page) else { break };
             let checksum = self.arena.checksum(&layout, slot);
             if let Err(error) = self.blocks.commit_extra(share, page, key, checksum) {
-                tracing::debug!(%share, page, %error, "a block of the answer was not committed");
+                tracing::debug!(%share, page, %error, "cannot commit a block of generated tokens");
                 break;
             }
         }
@@ -300,7 +307,7 @@ impl Owner {
             self.halt_push(share);
         }
         if let Err(error) = self.blocks.release(clock::now_ms(), share) {
-            tracing::debug!(%share, %error, "released after its end");
+            tracing::debug!(%share, %error, "the engine released a share that has ended");
         }
     }
 
@@ -309,7 +316,7 @@ impl Owner {
             return;
         }
         if let Some(session) = self.engines.get_mut(epoch) {
-            tracing::info!(%share, %reason, "the engine is told to stop");
+            tracing::info!(%share, %reason, "telling the engine to stop");
             let progress = session.progress();
             session.stops.told(share, clock::now_ms(), progress);
             let stop = v1::Stop {

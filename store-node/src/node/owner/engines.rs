@@ -150,7 +150,9 @@ impl Owner {
         let (shape, instance) = self.attach_check(request)?;
         let slots_total = self.arena.slots(shape.layout.slot_bytes());
         if pool.is_some() {
-            let failed = |error| Refused::Unavailable(format!("no thread to copy pages: {error}"));
+            let failed = |error| {
+                Refused::Unavailable(format!("cannot start the thread that copies pages: {error}"))
+            };
             self.start_page_copier().map_err(failed)?;
         }
         let pool_memory = pool.as_ref().and_then(|pool| pool.memory.shared());
@@ -197,16 +199,16 @@ impl Owner {
         if let Some(session) = self.engines.sessions.values().find(named) {
             let process = session.line.process_id();
             return Err(Refused::Unavailable(format!(
-                "engine `{instance_id}` (process {process}) is attached to this node; it must end \
-                 first, or this one be called otherwise (`instance_id`)"
+                "engine `{instance_id}` (process {process}) is attached to this node; stop it \
+                 first, or set another `instance_id`"
             )));
         }
         let taken = self.engines.sessions.len() + self.engines.pending.len();
         let engines_max = self.config.engines_max;
         if taken >= engines_max as usize {
             return Err(Refused::Unavailable(format!(
-                "{taken} engines are attached to this node, and `engines_max` is {engines_max}: one \
-                 of them must end first, or `engines_max` be set higher"
+                "{taken} engines are attached to this node, and `engines_max` is {engines_max}: \
+                 stop one of them, or raise `engines_max`"
             )));
         }
         Ok(())
@@ -220,15 +222,15 @@ impl Owner {
             let (other, what) = (&session.instance.instance_id, has.differs_in(shape));
             return Err(Refused::Precondition(format!(
                 "engine `{other}` is attached to this node, and this one has another {what}: \
-                 engines share a node's cache only when they agree in that; use another node, or \
-                 end that engine first"
+                 engines share a node's cache only if they agree in it; use another node, or stop \
+                 that engine first"
             )));
         }
         let other = self.engines.pending.iter().find(|pending| pending.shape != *shape);
         other.map_or(Ok(()), |pending| {
             let (other, what) = (&pending.instance.instance_id, pending.shape.differs_in(shape));
             Err(Refused::Unavailable(format!(
-                "engine `{other}` attaches to this node now, and this one has another {what}"
+                "engine `{other}` is attaching to this node, and this one has another {what}"
             )))
         })
     }
@@ -241,31 +243,34 @@ impl Owner {
         let model = request.model.ok_or_else(|| missing("model"))?;
         let layout = request.layout.ok_or_else(|| missing("layout"))?;
         let layout = SlotLayout::try_from(&layout)
-            .map_err(|error| Refused::Invalid(format!("the layout: {error}")))?;
+            .map_err(|error| Refused::Invalid(format!("field `layout`: {error}")))?;
         if request.instance_id.is_empty() {
             return Err(missing("instance_id"));
         }
         if request.instance_type.len() > TYPE_BYTES_MAX {
             let bytes = request.instance_type.len();
             let why = format!(
-                "field `instance_type` has {bytes} bytes; at most {TYPE_BYTES_MAX} are taken"
+                "field `instance_type` has {bytes} bytes; it must have at most {TYPE_BYTES_MAX}"
             );
             return Err(Refused::Invalid(why));
         }
         if matches!(v1::Role::try_from(request.role), Err(_) | Ok(v1::Role::Unspecified)) {
-            return Err(Refused::Invalid(format!("field `role` is {}", request.role)));
+            return Err(Refused::Invalid(format!(
+                "field `role` has the unknown value {}",
+                request.role
+            )));
         }
         if layout.layers() > usize::from(u16::MAX) || layout.runs_per_page() > RUNS_MAX {
-            let why = format!("the layout has {} layers; that is too many", layout.layers());
+            let why = format!("the layout has too many layers ({}) or runs", layout.layers());
             return Err(Refused::Invalid(why));
         }
-        let (slot_bytes, arena_bytes) = (layout.slot_bytes(), self.arena.memory().len() as u64);
+        let (slot_bytes, dram_bytes) = (layout.slot_bytes(), self.arena.memory().len() as u64);
         let slots = self.arena.slots(slot_bytes);
         if slots < ARENA_SLOTS_MIN {
             let wanted = slot_bytes.saturating_mul(ARENA_SLOTS_MIN.into()).next_multiple_of(4096);
             return Err(Refused::Precondition(format!(
-                "`arena_bytes` is {arena_bytes}, which gives {slots} slots of {slot_bytes} bytes; \
-                 an engine needs {ARENA_SLOTS_MIN} at least: set `arena_bytes` to {wanted} or more"
+                "`dram_bytes` is {dram_bytes}, which gives {slots} slots of {slot_bytes} bytes; an \
+                 engine needs at least {ARENA_SLOTS_MIN}: set `dram_bytes` to {wanted} or more"
             )));
         }
         let shape = CacheShape {
@@ -279,8 +284,8 @@ impl Owner {
             model: Some(model),
             grpc_address: request.grpc_address,
             attach_epoch: self.engines.last_epoch + 1,
-            max_running: request.max_running,
-            plays: v1::Role::Unspecified.into(),
+            running_requests_max: request.running_requests_max,
+            current_role: v1::Role::Unspecified.into(),
             role_version: 0,
             instance_type: request.instance_type,
         };
@@ -292,7 +297,9 @@ impl Owner {
         let counts = self.blocks.counts();
         if !self.clients.is_empty() {
             return Err(Refused::Unavailable(
-                "clients have objects here in slots of another size; they must close first".into(),
+                "clients hold objects on this node in slots of another size; close the clients \
+                 first"
+                    .into(),
             ));
         }
         // Those of administrators end with what they hold.
@@ -300,8 +307,8 @@ impl Owner {
             return Ok(());
         }
         Err(Refused::Unavailable(format!(
-            "the engine has another model, KV type or layout than the blocks here, and {} shares \
-             and {} pins are still open; try again when they have ended",
+            "the engine's model, KV type or layout differs from the blocks of this node, and {} \
+             shares and {} pins are still open; try again when they have ended",
             counts.shares, counts.pins
         )))
     }
@@ -310,13 +317,13 @@ impl Owner {
         let now_ms = clock::now_ms();
         let is_its = |pending: &Pending| pending.token == token && pending.until_ms >= now_ms;
         let Some(at) = self.engines.pending.iter().position(is_its) else {
-            tracing::warn!("an engine showed a token that is not valid (any more)");
+            tracing::warn!("an engine presented an invalid or expired token");
             return;
         };
         let pending = self.engines.pending.swap_remove(at);
         let instance = pending.instance.instance_id.clone();
         if let Err(why) = self.take_engine_on(pending, connection) {
-            tracing::warn!(instance, why, "the engine could not be attached; it must try again");
+            tracing::warn!(instance, reason = why, "cannot attach the engine; it must try again");
         }
     }
 
@@ -383,8 +390,8 @@ impl Owner {
             let progress = session.progress();
             if let Some(share) = session.stops.late(now_ms, timeout_ms, progress) {
                 let why = format!(
-                    "it was told to stop {share} and has not released it in {timeout_ms} ms; its \
-                     slots come free when its process ends"
+                    "the engine was told to stop {share} and did not release it within \
+                     {timeout_ms} ms; its slots are freed when its process exits"
                 );
                 self.expel(epoch, &Broken(why));
             }
@@ -465,7 +472,7 @@ impl Owner {
             Presence::Unreachable => {
                 tracing::warn!(
                     epoch = epoch.0,
-                    "the engine has closed its connection and lives on"
+                    "the engine closed its connection, but its process is still running"
                 );
                 self.leave_engine(epoch);
             }
@@ -477,7 +484,7 @@ impl Owner {
                         break;
                     }
                 }
-                tracing::info!(epoch = epoch.0, "engine gone");
+                tracing::info!(epoch = epoch.0, "engine exited");
                 self.close_pool(epoch);
                 self.blocks.engine_gone(clock::now_ms(), epoch);
                 self.engines.sessions.remove(&epoch);

@@ -37,7 +37,10 @@ impl Owner {
     /// Writer: tells the receiver in the background.
     pub(super) fn tell_failed(&mut self, name: PushName, receiver: Endpoint) {
         if self.failures_under_way >= SHARES_MAX {
-            tracing::warn!(imm = name.imm, "a receiver is not told that its push has failed");
+            tracing::warn!(
+                imm = name.imm,
+                "too many notifications are in flight; not telling a receiver that its push failed"
+            );
             return;
         }
         self.failures_under_way += 1;
@@ -46,12 +49,15 @@ impl Owner {
 
     fn try_to_tell(&mut self, mut failure: Box<Failure>) {
         failure.tries += 1;
-        let deadline = Duration::from_millis(self.config.stop_timeout_ms);
+        let deadline = Duration::from_millis(self.config.peer_stop_timeout_ms);
         let message = peer_message::to_bytes(PeerMessage::Failed(failure.name));
         let peer = match self.transfer.connect(&failure.receiver) {
             Ok(peer) => peer,
             Err(error) => {
-                tracing::warn!(imm = failure.name.imm, %error, "a receiver cannot be told");
+                tracing::warn!(
+                    imm = failure.name.imm, %error,
+                    "cannot connect to the receiver of a failed push"
+                );
                 self.failures_under_way -= 1;
                 return;
             }
@@ -59,7 +65,7 @@ impl Owner {
         let post = self.post.clone();
         let done = Completion::callback(move |outcome| post.end(End::Told { failure, outcome }));
         if let Err(error) = self.transfer.send(peer, message, deadline, done) {
-            tracing::warn!(%peer, %error, "a receiver cannot be told of a failed push");
+            tracing::warn!(%peer, %error, "cannot notify the receiver of a failed push");
             self.failures_under_way -= 1;
         }
     }
@@ -68,7 +74,10 @@ impl Owner {
         match outcome {
             Err(_) if failure.tries < TRIES => return self.try_to_tell(failure),
             Err(error) => {
-                tracing::warn!(imm = failure.name.imm, %error, "a receiver was not told");
+                tracing::warn!(
+                    imm = failure.name.imm, %error,
+                    "the receiver of a failed push was not notified"
+                );
             }
             Ok(()) => {}
         }
@@ -86,7 +95,7 @@ impl Owner {
         });
         if let Some((share, _)) = waits {
             let share = *share;
-            tracing::warn!(%share, "the push to here has failed; the share is aborted");
+            tracing::warn!(%share, "a push to this node failed; aborting the share");
             self.blocks.abort(clock::now_ms(), share, AbortReason::PeerLost);
         }
     }
@@ -103,18 +112,18 @@ impl Owner {
             return;
         }
         let Some(peer) = self.writers.peer(&self.transfer, writer) else { return };
-        let deadline = Duration::from_millis(self.config.stop_timeout_ms);
+        let deadline = Duration::from_millis(self.config.peer_stop_timeout_ms);
         let post = self.post.clone();
         let done = Completion::callback(move |outcome| post.end(End::Probed { writer, outcome }));
         let message = peer_message::to_bytes(PeerMessage::Probe);
         if let Err(error) = self.transfer.send(peer, message, deadline, done) {
-            tracing::warn!(%peer, %error, "a writer cannot be looked for");
+            tracing::warn!(%peer, %error, "cannot probe a writer");
         }
     }
 
     pub(super) fn writer_probed(&mut self, writer: u64, outcome: Outcome) {
         if let Err(error) = outcome {
-            tracing::warn!(writer, %error, "a writer is not there any more; it is cut off");
+            tracing::warn!(writer, %error, "a writer does not answer; cutting it off");
             self.cut_off(writer);
         }
     }

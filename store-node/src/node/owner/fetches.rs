@@ -164,7 +164,7 @@ impl Owner {
         namespace: Namespace,
         keys: Vec<BlockKey>,
     ) -> bool {
-        let lease_ms = LEASE_MS.min(self.config.lease_ms_max);
+        let lease_ms = LEASE_MS.min(self.config.lease_max_ms);
         let (mut common, mut objects) = (None, Vec::with_capacity(keys.len()));
         for key in keys {
             let tx = self.fetches.next_tx();
@@ -209,7 +209,7 @@ impl Owner {
             objects,
         };
         if let Err(why) = self.order(number, source, message, lease_ms) {
-            tracing::debug!(%why, "objects cannot be asked for");
+            tracing::debug!(reason = %why, "cannot request objects from a node");
             self.source_lost(number);
         }
         true
@@ -260,7 +260,7 @@ impl Owner {
 
     pub(super) fn ordered(&mut self, number: u64, outcome: Outcome) {
         if let Err(error) = outcome {
-            tracing::debug!(%error, "who was asked for objects was not reached");
+            tracing::debug!(%error, "cannot reach the node that holds the objects");
             self.source_lost(number);
         }
     }
@@ -271,7 +271,7 @@ impl Owner {
         self.fetches.sources.remove(&fetch.source);
         let shares: Vec<Share> = fetch.open.keys().copied().collect();
         if fetch.looked_anew {
-            let why = format!("{}: it cannot be reached for its objects", fetch.source);
+            let why = format!("cannot reach {} for its objects", fetch.source);
             fetch.refusal.get_or_insert(Refusal(ObjectRefusal::Unreachable, why));
         } else {
             fetch.looked_anew = true;
@@ -330,7 +330,7 @@ impl Owner {
             if message.refusal() != ObjectRefusal::Unspecified
                 && let Some(fetch) = self.fetches.going.get_mut(number)
             {
-                let refusal = Refusal(message.refusal(), message.why.clone());
+                let refusal = Refusal(message.refusal(), message.reason.clone());
                 fetch.refusal.get_or_insert(refusal);
             }
             self.blocks.abort(now_ms, share, AbortReason::PeerLost);
@@ -359,7 +359,10 @@ impl Owner {
         let is_own = Endpoint::from_bytes(&targets.endpoint)
             .is_ok_and(|endpoint| endpoint.incarnation == peer.incarnation());
         if !is_own || objects.len() > AT_ONCE {
-            tracing::warn!(%peer, objects = objects.len(), "a peer asks for what is not its own");
+            tracing::warn!(
+                %peer, objects = objects.len(),
+                "refused an invalid request of a peer for objects"
+            );
             self.metrics.messages_refused.inc();
             return;
         }
@@ -372,7 +375,7 @@ impl Owner {
                 lacking.txs.extend(tx);
                 if let Some(Refusal(kind, why)) = refusal(refused) {
                     lacking.set_refusal(kind);
-                    lacking.why = why;
+                    lacking.reason = why;
                 }
             }
         }
@@ -393,7 +396,7 @@ impl Owner {
         let side = Side::Source.to_wire();
         let share = Share::from_wire(tx, side)?;
         if self.legs.contains_key(&share) {
-            return Err(Refused::Invalid("that transaction is open".into()));
+            return Err(Refused::Invalid("the transaction is already open".into()));
         }
         let allocated = self.allocate(v1::TxAllocateRequest {
             tx,
@@ -406,8 +409,8 @@ impl Owner {
         let targets =
             v1::WriteTargets { slots: vec![slot], imm, tail_offset_bytes, ..targets.clone() };
         let request = v1::TxPushRequest { tx, side, targets: Some(targets) };
-        let armed = match allocated.held_blocks {
-            0 => Err(Refused::NotFound("it is not here".into())),
+        let armed = match allocated.cached_blocks {
+            0 => Err(Refused::NotFound("this node does not hold the object".into())),
             _ => self.arm(&request),
         };
         match armed {
@@ -435,9 +438,9 @@ impl Owner {
     /// Whoever does not hear of it waits until its lease is over.
     fn tell_not_sent(&self, peer: PeerId, message: v1::ObjectsNotSent) {
         let bytes = ObjectsMessage::NotSent(message).into_bytes();
-        let deadline = Duration::from_millis(self.config.stop_timeout_ms);
+        let deadline = Duration::from_millis(self.config.peer_stop_timeout_ms);
         if let Err(error) = self.transfer.send(peer, bytes, deadline, Completion::Ignore) {
-            tracing::warn!(%peer, %error, "a node could not be told what it will not get");
+            tracing::warn!(%peer, %error, "cannot tell a node which objects are not sent");
         }
     }
 }

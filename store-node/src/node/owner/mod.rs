@@ -178,7 +178,7 @@ impl Owner {
         } = parts;
         Owner {
             tail_space: TailSpace::new(tails.len() as u64),
-            replication: Replication::new(copier, &config.replicas.peers),
+            replication: Replication::new(copier, &config.replication.peers),
             fetches: Fetches::new(lookups),
             config,
             incarnation,
@@ -309,14 +309,14 @@ impl Owner {
             Command::Commit(request, reply) => self.commit(&request, reply),
             Command::Abort(request, reply) => drop(reply.send(self.abort(request))),
             Command::Renew(request, reply) => drop(reply.send(self.renew(&request))),
-            Command::KeepContext(request, reply) => self.keep_context(&request, reply),
+            Command::KeepContext(request, reply) => self.persist_context(&request, reply),
             Command::HoldsContexts(request, reply) => {
                 drop(reply.send(self.holds_contexts(&request)));
             }
             Command::ListContexts(request, reply) => {
                 drop(reply.send(self.list_contexts(&request)));
             }
-            Command::DropContext(request, reply) => self.drop_context(&request, reply),
+            Command::DropContext(request, reply) => self.delete_context(&request, reply),
             Command::Prefetch(request, reply) => drop(reply.send(self.prefetch(&request))),
             Command::OpenRouteSession(request, reply) => self.open_route_session(request, reply),
             Command::CloseRouteSession(request) => self.close_route_session(&request),
@@ -347,7 +347,7 @@ impl Owner {
                 }
             }
             Command::Drain => {
-                let until_ms = clock::now_ms() + self.config.drain_ms;
+                let until_ms = clock::now_ms() + self.config.drain_timeout_ms;
                 self.drain_until_ms.get_or_insert(until_ms);
                 self.report.dirty = true;
             }

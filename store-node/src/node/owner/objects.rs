@@ -70,7 +70,10 @@ impl From<GetError> for Refusal {
 fn keys(bytes: &[u8], keys_max: usize) -> Result<Vec<BlockKey>, Broken> {
     let keys = BlockKey::list(bytes)?;
     if keys.is_empty() || keys.len() > keys_max {
-        return Err(Broken(format!("{} keys, where 1 to {keys_max} may be", keys.len())));
+        return Err(Broken(format!(
+            "the request has {} keys; it must have 1 to {keys_max}",
+            keys.len()
+        )));
     }
     Ok(keys)
 }
@@ -93,7 +96,9 @@ impl Owner {
                 return self.fetch_objects(at, request, &source, Fetch::Only(wanted));
             }
             FromClient::Unpin(v1::UnpinObjects { get }) if get >= OWN_NUMBERS => {
-                return Err(Broken(format!("it unpins {get}, which is no number of a request")));
+                return Err(Broken(format!(
+                    "the client unpins {get}, which is not a request number"
+                )));
             }
             FromClient::Unpin(v1::UnpinObjects { get }) => {
                 let epoch = self.clients.list[at].line.epoch();
@@ -118,9 +123,12 @@ impl Owner {
                     Err(refusal) => Err(refusal),
                 }
             }
-            FromClient::Rotten(v1::RottenObjects { slots, generations }) => {
+            FromClient::Corrupt(v1::CorruptObjects { slots, generations }) => {
                 if slots.len() != generations.len() || slots.len() > OBJECTS_MAX {
-                    return Err(Broken("it tells of slots without their generations".into()));
+                    return Err(Broken(
+                        "the client reports too many corrupt slots, or slots without generations"
+                            .into(),
+                    ));
                 }
                 let copies =
                     slots.into_iter().map(SlotIndex).zip(generations.into_iter().map(Generation));
@@ -150,7 +158,7 @@ impl Owner {
                 self.metrics.corrupt_blocks.inc();
                 tracing::error!(
                     slot = slot.0,
-                    "a client found an object rotten in memory; it was dropped there"
+                    "a client found a corrupt object in memory; dropped it"
                 );
             }
         }
@@ -165,7 +173,7 @@ impl Owner {
     ) -> Result<(), Broken> {
         let message = answer.unwrap_or_else(|Refusal(refusal, why)| {
             self.metrics.objects.with_label_values(&["refused"]).inc();
-            ToClient::Refused(v1::RefusedObjects { refusal: refusal.into(), why })
+            ToClient::Refused(v1::RefusedObjects { refusal: refusal.into(), reason: why })
         });
         self.clients.list[at].answer(request, message)
     }
@@ -179,8 +187,8 @@ impl Owner {
         let left = slots / ENGINE_PART;
         if (available as usize) < wanted + left as usize {
             let why = format!(
-                "{wanted} slots are wanted, {available} could be had, and {left} are left to the \
-                 engine"
+                "{wanted} slots are needed and {available} are available, of which {left} are \
+                 reserved for the engine"
             );
             return Err(refused(ObjectRefusal::NoSpace, why));
         }
@@ -196,7 +204,9 @@ impl Owner {
         let keys = keys(&reserve.keys, OBJECTS_MAX)?;
         let client = &self.clients.list[at];
         if client.puts.contains_key(&request) {
-            return Err(Broken(format!("it reserves as {request} again")));
+            return Err(Broken(format!(
+                "the client used request number {request} for two reservations"
+            )));
         }
         if client.puts.len() >= PUTS_MAX {
             let why =
@@ -253,25 +263,30 @@ impl Owner {
         request: u64,
         commit: &v1::CommitObjects,
     ) -> Result<(), Broken> {
-        let wrong = |what: &str| Broken(format!("it commits {what}"));
+        let wrong = |what: &str| Broken(format!("invalid commit: {what}"));
         if self.clients.list[at].commits.contains_key(&request) {
-            return Err(Broken(format!("it commits as {request} again")));
+            return Err(Broken(format!(
+                "the client used request number {request} for two commits"
+            )));
         }
         let Some(put) = self.clients.list[at].puts.remove(&commit.reserve) else {
-            return Err(wrong("what it has not reserved"));
+            return Err(wrong("the reservation does not exist"));
         };
         if !commit.objects.is_sorted_by(|one, next| one < next) {
-            return Err(wrong("one object twice"));
+            return Err(wrong("the objects are not in ascending order"));
         }
         let runs = self.cache.as_ref().map_or(0, |cache| cache.layout.runs_per_page());
         let mut checksums = commit.checksums.chunks_exact(runs.max(1));
         let mut outcomes = Vec::with_capacity(commit.objects.len());
         for &object in &commit.objects {
-            let page = put.pages.get(object as usize).ok_or_else(|| wrong("more than it has"))?;
+            let page = put
+                .pages
+                .get(object as usize)
+                .ok_or_else(|| wrong("an object is not part of the reservation"))?;
             let key = put.keys[object as usize];
             let outcome = match (put.share, page) {
                 (Some(share), Some(page)) => {
-                    let sums = checksums.next().ok_or_else(|| wrong("without checksums"))?;
+                    let sums = checksums.next().ok_or_else(|| wrong("a checksum is missing"))?;
                     self.commit_object(share, *page, fold(sums))
                 }
                 _ => {
@@ -301,7 +316,7 @@ impl Owner {
                 if waiting.outcomes[position] == ObjectOutcome::Stored
                     && let Err(why) = self.hold_ephemeral(at, key)
                 {
-                    waiting.outcomes[position] = ObjectOutcome::NotKept;
+                    waiting.outcomes[position] = ObjectOutcome::NotPersisted;
                     waiting.why = why;
                 }
             }
@@ -344,7 +359,7 @@ impl Owner {
 
     fn answer_commit(&mut self, at: usize, request: u64, commit: Commit) -> Result<(), Broken> {
         let outcomes = commit.outcomes.into_iter().map(i32::from).collect();
-        let committed = v1::CommittedObjects { outcomes, why: commit.why };
+        let committed = v1::CommittedObjects { outcomes, reason: commit.why };
         self.answer_client(at, request, Ok(ToClient::Committed(committed)))
     }
 
@@ -353,7 +368,7 @@ impl Owner {
         let pin = self.clients.next_number();
         let client = &mut self.clients.list[at];
         let (epoch, namespace) = (client.line.epoch(), client.namespace);
-        let object = self.blocks.object_at(namespace, key).ok_or("it is not there any more")?;
+        let object = self.blocks.object_at(namespace, key).ok_or("the object no longer exists")?;
         let pinned = self.blocks.get_objects(epoch, pin, namespace, &[key]);
         pinned.map_err(|error| error.to_string())?;
         if let Some(former) = client.ephemeral.insert(key, Ephemeral { object, pin }) {
@@ -373,22 +388,22 @@ impl Owner {
     ) {
         let client = &self.clients.list[at];
         let (namespace, epoch) = (client.namespace, client.line.epoch());
-        let until_unix_ms = clock::unix_ms().saturating_add(ttl_ms);
+        let expires_unix_ms = clock::unix_ms().saturating_add(ttl_ms);
         let kept = match client.tenant {
-            None => Err("the client has named no tenant".to_owned()),
-            Some(_) if ttl_ms == 0 => Err("the time to live is zero".to_owned()),
+            None => Err("the client has no tenant".to_owned()),
+            Some(_) if ttl_ms == 0 => Err("the TTL is 0".to_owned()),
             Some(_) if self.clients.keeps.len() >= KEEPS_MAX => {
-                Err("too many objects are being kept; try again".to_owned())
+                Err("too many objects are being persisted; try again later".to_owned())
             }
             Some(tenant) => {
                 let keys = vec![key];
-                let since_unix_ms = None;
+                let created_unix_ms = None;
                 let wanted = KeepRequest {
                     namespace,
                     keys,
                     tenant,
-                    until_unix_ms,
-                    since_unix_ms,
+                    expires_unix_ms,
+                    created_unix_ms,
                     copies: 1,
                 };
                 let keep = self.blocks.keep(clock::now_ms(), &wanted);
@@ -401,7 +416,7 @@ impl Owner {
                 commit.keeping += 1;
             }
             Err(why) => {
-                commit.outcomes[position] = ObjectOutcome::NotKept;
+                commit.outcomes[position] = ObjectOutcome::NotPersisted;
                 commit.why = why;
             }
         }
@@ -418,9 +433,9 @@ impl Owner {
         commit.keeping -= 1;
         if blocks.is_none() {
             if let Some(outcome) = commit.outcomes.get_mut(position) {
-                *outcome = ObjectOutcome::NotKept;
+                *outcome = ObjectOutcome::NotPersisted;
             }
-            commit.why = "it could not be made durable; try again".into();
+            commit.why = "the object was not persisted; try again".into();
         }
         if commit.keeping == 0
             && let Some(commit) = client.commits.remove(&request)
@@ -456,10 +471,12 @@ impl Owner {
     ) -> Result<(), Broken> {
         let client = &self.clients.list[at];
         if client.fetches.contains_key(&request) {
-            return Err(Broken(format!("it fetches as {request} again")));
+            return Err(Broken(format!(
+                "the client used request number {request} for two fetches"
+            )));
         }
         if client.fetches.len() >= WAITING_MAX {
-            let why = format!("{WAITING_MAX} fetches of this client wait already");
+            let why = format!("{WAITING_MAX} fetches of this client are already queued");
             let refusal = refused(ObjectRefusal::NoSpace, why);
             return self.answer_client(at, request, Err(refusal));
         }
@@ -489,7 +506,7 @@ impl Owner {
             (Ok(()), Fetch::Only(keys)) => {
                 let is_here = |key| self.blocks.find_object(namespace, key).is_some();
                 let here = keys.into_iter().map(|key| u8::from(is_here(key))).collect();
-                let fetched = ToClient::Fetched(v1::FetchedObjects { here });
+                let fetched = ToClient::Fetched(v1::FetchedObjects { present: here });
                 self.answer_client(at, request, Ok(fetched))
             }
             (Ok(()), Fetch::Get(get)) => self.get_objects(at, request, &get),
@@ -503,7 +520,7 @@ impl Owner {
         let keys = keys(&get.keys, OBJECTS_MAX)?;
         let client = &self.clients.list[at];
         if client.gets.contains_key(&request) {
-            return Err(Broken(format!("it gets as {request} again")));
+            return Err(Broken(format!("the client used request number {request} for two gets")));
         }
         let (namespace, epoch) = (client.namespace, client.line.epoch());
         let (mut is_held, mut rising) = (false, BTreeSet::new());
@@ -518,7 +535,7 @@ impl Owner {
             // What is here stays while room is made for the others. A refusal comes again below.
             is_held = self.blocks.get_objects(epoch, request, namespace, &keys).is_ok();
             let now_ms = clock::now_ms();
-            let lease_ms = self.config.lease_ms_max;
+            let lease_ms = self.config.lease_max_ms;
             for key in below {
                 let tx = self.clients.next_tx(self.incarnation);
                 let share = Share { tx, side: Side::Source };
@@ -614,12 +631,12 @@ impl Owner {
         let (now_ms, client) = (clock::now_ms(), &self.clients.list[at]);
         let (namespace, epoch) = (client.namespace, client.line.epoch());
         if self.tiers.has_ssd() && !self.blocks.ssd_is_usable(now_ms) {
-            let why = "the SSD cannot be used now, and may have what is to be removed: try again";
+            let why = "the SSD is unavailable and may hold the objects: try again later";
             return Err(refused(ObjectRefusal::NoSpace, why));
         }
         let counts = self.blocks.counts();
         if counts.sinking.max(counts.discarding) >= REMOVALS_MAX {
-            let why = "too many objects are being removed; try again";
+            let why = "too many objects are being removed; try again later";
             return Err(refused(ObjectRefusal::NoSpace, why));
         }
         let removed = self.blocks.remove_objects(now_ms, namespace, keys);
@@ -652,8 +669,8 @@ impl Owner {
         let answer = match is_durable {
             true => Ok(ToClient::Removed(v1::RemovedObjects { count })),
             false => {
-                let why = "the SSD or the object store did not take it: a restart may bring back \
-                           what was removed; try again";
+                let why = "the SSD or the object store did not store the removal: a restart may \
+                           restore the objects; try again";
                 Err(refused(ObjectRefusal::NoSpace, why))
             }
         };
@@ -680,8 +697,10 @@ impl Owner {
 fn name_of(outcome: ObjectOutcome) -> &'static str {
     match outcome {
         ObjectOutcome::Stored => "stored",
-        ObjectOutcome::Exists => "existed",
+        ObjectOutcome::Exists => "exists",
         ObjectOutcome::Lost => "lost",
-        ObjectOutcome::NotKept | ObjectOutcome::Refused | ObjectOutcome::Unspecified => "refused",
+        ObjectOutcome::NotPersisted | ObjectOutcome::Refused | ObjectOutcome::Unspecified => {
+            "refused"
+        }
     }
 }

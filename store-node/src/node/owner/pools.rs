@@ -17,7 +17,7 @@ use crate::pool::copier::{Copied, Copy, PageCopier, Way};
 
 impl From<kvasir_blocks::PoolError> for Broken {
     fn from(error: kvasir_blocks::PoolError) -> Self {
-        Broken(format!("its pool: {error}"))
+        Broken(format!("the engine's pool: {error}"))
     }
 }
 
@@ -84,7 +84,12 @@ impl Owner {
         let parent = match &*BlockKey::list(&hold.parent)? {
             [] => None,
             [parent] => Some(*parent),
-            more => return Err(Broken(format!("{} keys before the first one", more.len()))),
+            more => {
+                return Err(Broken(format!(
+                    "field `parent` has {} keys; it must have at most one",
+                    more.len()
+                )));
+            }
         };
         let keys = BlockKey::list(&hold.keys)?;
         let of = (namespace, parent);
@@ -108,7 +113,9 @@ impl Owner {
         if let Some(v1::SharePages { tx, side, first_page }) = fill.of_share {
             let share = Share::from_wire(tx, side)?;
             if !keys.is_empty() {
-                return Err(Broken(format!("it fills pages with {share} and with keys")));
+                return Err(Broken(format!(
+                    "the engine fills pages both from {share} and from keys"
+                )));
             }
             if !self.is_its_own(epoch, share)? {
                 // It has ended, and a stop is on its way.
@@ -172,7 +179,12 @@ impl Owner {
             let Some(leg) = self.legs.get_mut(&share) else { continue };
             match leg.pages.take_layers(page, step, layers.clone(), sums) {
                 true => drop(shares.insert(share)),
-                false => tracing::error!(%share, page, ?layers, "a bug: other layers are missing"),
+                false => {
+                    tracing::error!(
+                        %share, page, ?layers,
+                        "a bug: the staged layers are not the missing ones"
+                    );
+                }
             }
         }
         for share in shares {

@@ -57,7 +57,7 @@ impl Owner {
         let targets =
             targets.ok_or_else(|| Refused::Invalid("field `targets` is missing".into()))?;
         if share.side == Side::Decode {
-            return Err(Refused::Invalid("a decode share sends nothing".into()));
+            return Err(Refused::Invalid("a decode share cannot push".into()));
         }
         let leg = self.legs.get(&share).ok_or_else(|| Refused::from(ShareError::Unknown))?;
         let target = self.target(share, targets, leg)?;
@@ -65,13 +65,13 @@ impl Owner {
             if outgoing.target.name == target.name && share.side == Side::Prefill {
                 return Ok(Armed::Nothing);
             }
-            return Err(Refused::Precondition("the share has a push already".into()));
+            return Err(Refused::Precondition("the share already has a push".into()));
         }
-        if share.side == Side::Prefill && !self.config.push {
+        if share.side == Side::Prefill && !self.config.push_enabled {
             return Ok(Armed::Nothing);
         }
         if self.sent.is_stopped(target.name) {
-            return Err(Refused::Ended("the receiver has stopped this push".into()));
+            return Err(Refused::Ended("the receiver stopped this push".into()));
         }
         if !leg.reading {
             self.blocks.read_begin(share)?;
@@ -136,10 +136,10 @@ impl Owner {
         };
         let count = u64::from(pages) * layout.runs_per_page() as u64 + 1;
         if !fits || count != u64::from(targets.expected_count) {
-            return Err(Refused::Invalid("the targets do not fit the share's pages".into()));
+            return Err(Refused::Invalid("the targets do not match the share's pages".into()));
         }
         let unreachable = |error: kvasir_transfer::ConnectError| {
-            Refused::Precondition(format!("the receiver cannot be reached: {error}"))
+            Refused::Precondition(format!("cannot reach the receiver: {error}"))
         };
         Ok(Target {
             tx: share.tx,
@@ -212,7 +212,7 @@ impl Owner {
             let part = Arc::clone(&tracker);
             let done = Completion::callback(move |outcome| part.part_done(outcome));
             if let Err(error) = self.transfer.write_paged(write, done) {
-                tracing::warn!(%share, %error, "a write was not taken");
+                tracing::warn!(%share, %error, "cannot submit a write");
                 // Nothing of it was issued.
                 tracker.part_done(Err(WriteError::Cancelled));
             }
@@ -246,9 +246,9 @@ impl Owner {
         let pages = push.tail_pages(&leg.pages);
         let checksums = pages.filter_map(|page| leg.pages.checksum(page)).collect();
         let target = &outgoing.target;
-        let bytes = tail::encode(target.tx, checksums, due.engine, due.only_whole);
+        let bytes = tail::encode(target.tx, checksums, due.engine, due.whole_blocks_only);
         if bytes.len() > target.tail_bytes_max as usize {
-            tracing::warn!(%share, bytes = bytes.len(), "the tail does not fit its room");
+            tracing::warn!(%share, bytes = bytes.len(), "the tail exceeds its reserved space");
             outgoing.leaving.push_mut().tail_done(Err(Fault::Refused));
             return;
         }
@@ -267,7 +267,7 @@ impl Owner {
             post.end(End::Tail { share, push, outcome });
         });
         if let Err(error) = self.transfer.write(write, done) {
-            tracing::warn!(%share, %error, "a tail was not taken");
+            tracing::warn!(%share, %error, "cannot submit a tail");
             outgoing.leaving.push_mut().tail_done(Err(Fault::PeerLost));
         }
     }
@@ -328,7 +328,7 @@ impl Owner {
             post.end(End::Drained { share, push, outcome });
         });
         if let Err(error) = self.transfer.drain_group(push, done) {
-            tracing::warn!(%share, %error, "a push could not be drained");
+            tracing::warn!(%share, %error, "cannot drain a push");
             outgoing.leaving.drained(false);
         }
     }
@@ -352,7 +352,7 @@ impl Owner {
             self.sent.unsure(name);
         }
         let reply = outgoing.reply.take();
-        let (good_blocks, fault) = (end.good_pages, end.fault);
+        let (valid_blocks, fault) = (end.good_pages, end.fault);
         let (reading, ordered_by) = (std::mem::replace(&mut leg.reading, false), leg.ordered_by);
         let answer = PeerMessage::ended(name, end.unsure);
         let rotten = rotten(&self.arena, &leg.pages, outgoing.leaving.push());
@@ -376,13 +376,13 @@ impl Owner {
         if end.core_waits {
             self.blocks.push_stopped(now_ms, share);
         } else if reading && let Err(error) = self.blocks.read_end(now_ms, share) {
-            tracing::debug!(%share, %error, "the read had ended");
+            tracing::debug!(%share, %error, "the read of the share had already ended");
         }
         match share.side {
             Side::Source => {
                 let corrupt_blocks = rotten.len() as u32;
                 if let Some(reply) = reply {
-                    let _ = reply.send(Ok(v1::TxPushReply { good_blocks, corrupt_blocks }));
+                    let _ = reply.send(Ok(v1::TxPushReply { valid_blocks, corrupt_blocks }));
                 }
                 if let Some(peer) = ordered_by.filter(|_| label != "landed") {
                     self.order_failed(peer, share.tx);
@@ -392,7 +392,7 @@ impl Owner {
             }
             Side::Prefill | Side::Decode => {
                 if let Some(fault) = fault {
-                    tracing::warn!(%share, ?fault, "the push failed; the share is aborted");
+                    tracing::warn!(%share, ?fault, "the push failed; aborting the share");
                     self.tell_failed(name, endpoint);
                     self.blocks.abort(now_ms, share, AbortReason::PeerLost);
                 }
@@ -413,7 +413,7 @@ impl Owner {
             self.metrics.corrupt_blocks.inc();
             tracing::error!(
                 %share, page, slot = slot.0, dropped,
-                "a stored block failed its checksum; it and what follows it were dropped"
+                "a stored block failed its checksum; dropped it and the blocks after it"
             );
         }
     }
@@ -422,7 +422,7 @@ impl Owner {
     pub(super) fn finish_prefill(&mut self, share: Share, engine: Vec<u8>) {
         let Some(leg) = self.legs.get_mut(&share) else { return };
         leg.finished = true;
-        if !self.config.push {
+        if !self.config.push_enabled {
             return;
         }
         if let Some(outgoing) = &mut leg.outgoing {
@@ -432,7 +432,12 @@ impl Owner {
             leg.tail = Some(engine);
             match self.blocks.read_begin(share) {
                 Ok(()) => leg.reading = true,
-                Err(error) => tracing::debug!(%share, %error, "nothing will be pushed"),
+                Err(error) => {
+                    tracing::debug!(
+                        %share, %error,
+                        "cannot read the share; its pages are not pushed"
+                    );
+                }
             }
         }
     }

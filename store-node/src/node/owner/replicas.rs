@@ -118,7 +118,7 @@ impl Owner {
                     self.replication.copier.copy(plan, own);
                 }
                 None => {
-                    let why = "no engine has attached to this node, so nobody knows how blocks lie";
+                    let why = "no engine has attached to this node, so the block layout is unknown";
                     self.blocks.copied(now_ms, copy, Err(CopyError::NotHere(why.into())));
                     self.answer_copy(copy, Err(CopyError::NotHere(why.into())));
                 }
@@ -126,7 +126,10 @@ impl Owner {
         }
         let drained = self.drain_view().drained;
         if drained && !self.replication.drained {
-            tracing::info!(node = %self.config.node_id, "drained: nothing is under way or to move");
+            tracing::info!(
+                node = %self.config.node_id,
+                "drained: no work is in flight and no blocks remain to be moved"
+            );
         }
         self.replication.drained = drained;
         self.answer_awaited(now_ms);
@@ -176,9 +179,9 @@ impl Owner {
         let outcome = match &result {
             Ok(()) => "copied",
             Err(CopyError::PeerLost { .. }) => "peer_lost",
-            Err(CopyError::NoRoom { .. }) => "no_room",
+            Err(CopyError::NoRoom { .. }) => "no_capacity",
             Err(CopyError::Refused { .. }) => "refused",
-            Err(CopyError::NotHere(_)) => "not_here",
+            Err(CopyError::NotHere(_)) => "not_held",
         };
         self.metrics.copies.with_label_values(&[cause.label(), outcome]).inc();
         match &result {
@@ -244,7 +247,7 @@ impl Owner {
         let key = block_key(&request.key)?;
         let to = address("target", &request.target)?;
         let (namespace, keys) = self.blocks.chain(key).ok_or(ChangeReplicaError::NotHere)?;
-        tracing::info!(?key, blocks = keys.len(), %to, "an administrator wants a copy");
+        tracing::info!(?key, blocks = keys.len(), %to, "an administrator requested a copy");
         Ok(self.blocks.change_replica(namespace, &keys, to)?)
     }
 
@@ -270,13 +273,13 @@ impl Owner {
             draining: view.draining,
             drained: view.drained,
             shares: view.shares,
-            kept_chains_moved: view.kept_moved,
-            kept_chains_left: view.kept_left,
+            context_chains_moved: view.kept_moved,
+            context_chains_left: view.kept_left,
             hot_chains_moved: view.hot_moved,
             hot_chains_left: view.hot_left,
             hot_chains_failed: view.hot_failed,
             copies: view.copies,
-            waits_for: view.waits_for,
+            waiting_for: view.waiting_for,
         }
     }
 
@@ -285,11 +288,14 @@ impl Owner {
         request: &v1::DrainRequest,
     ) -> Result<v1::DrainStatus, Refused> {
         if request.targets.len() > TARGETS_MAX {
-            return Err(Refused::Invalid(format!("at most {TARGETS_MAX} targets can be named")));
+            return Err(Refused::Invalid(format!(
+                "field `targets` must have at most {TARGETS_MAX} entries"
+            )));
         }
         let targets = request.targets.iter().map(|target| address("targets", target));
         let targets: Vec<Peer> = targets.collect::<Result<_, _>>()?;
-        let hot_bytes = request.hot_bytes_max.unwrap_or(self.config.replicas.drain_hot_bytes_max);
+        let hot_bytes =
+            request.hot_bytes_max.unwrap_or(self.config.replication.drain_hot_bytes_max);
         let slot_bytes = self.cache.as_ref().map(|cache| cache.layout.slot_bytes());
         let hot_blocks = slot_bytes.map_or(0, |slot_bytes| hot_bytes / slot_bytes.max(1));
         let now_ms = clock::now_ms();
@@ -310,9 +316,9 @@ impl Owner {
         Ok(self.drain_status())
     }
 
-    pub(super) fn stop_drain(&mut self) -> v1::DrainStatus {
+    pub(super) fn cancel_drain(&mut self) -> v1::DrainStatus {
         if self.blocks.is_draining() {
-            tracing::info!(node = %self.config.node_id, "no longer draining");
+            tracing::info!(node = %self.config.node_id, "draining cancelled");
         }
         self.blocks.stop_draining();
         self.replication.targets.clear();

@@ -37,7 +37,7 @@ impl Owner {
             load_at_unix_ms: clock::unix_ms(),
             slots_available: self.blocks.available(),
             ssd: self.ssd_status(),
-            keeps: self.tiers.are_any(),
+            persists_contexts: self.tiers.are_any(),
         }
     }
 
@@ -76,7 +76,7 @@ impl Owner {
     ) -> Result<v1::ListBlocksReply, Refused> {
         let Some(cache) = &self.cache else { return Ok(v1::ListBlocksReply::default()) };
         let slot_bytes = cache.layout.slot_bytes();
-        let place = |block: kvasir_blocks::BlockView| v1::BlockPlace {
+        let place = |block: kvasir_blocks::BlockView| v1::BlockLocation {
             key: block.key.0.to_vec(),
             slot: block.slot.0,
             generation: block.generation.0,
@@ -88,8 +88,8 @@ impl Owner {
             let blocks: Vec<_> = self.blocks.blocks().take(LISTED_MAX + 1).map(place).collect();
             if blocks.len() > LISTED_MAX {
                 return Err(Refused::Precondition(format!(
-                    "the node has more than {LISTED_MAX} blocks: name some by their `keys`, or use \
-                     Admin.List, which has pages"
+                    "the node has more than {LISTED_MAX} blocks: set `keys`, or use Admin.List, \
+                     which returns pages"
                 )));
             }
             blocks

@@ -22,7 +22,7 @@ impl Owner {
         });
         let Some(session) = session else {
             return Err(Refused::NotFound(format!(
-                "engine `{}` is not attached here as attachment {}",
+                "engine `{}` is not attached to this node as attachment {}",
                 request.instance_id, request.attach_epoch
             )));
         };
@@ -30,30 +30,33 @@ impl Owner {
             Ok(role @ (v1::Role::Prefill | v1::Role::Decode)) => role,
             Ok(v1::Role::Both) => v1::Role::Unspecified,
             Ok(v1::Role::Unspecified) | Err(_) => {
-                return Err(Refused::Invalid(format!("field `role` is {}", request.role)));
+                return Err(Refused::Invalid(format!(
+                    "field `role` has the unknown value {}",
+                    request.role
+                )));
             }
         };
         if session.instance.role() != v1::Role::Both {
             return Err(Refused::Precondition(format!(
-                "engine `{}` does not do both",
+                "engine `{}` does not support both roles",
                 request.instance_id
             )));
         }
         let role_version = session.instance.role_version;
         if role_version != request.expected_version {
             return Err(Refused::Ended(format!(
-                "its role is version {role_version} and not {}",
+                "the role has version {role_version}, not {}",
                 request.expected_version
             )));
         }
         let age_ms = session.role_set_ms.map_or(u64::MAX, |set_ms| now_ms.saturating_sub(set_ms));
         if age_ms < request.dwell_ms {
             return Err(Refused::Unavailable(format!(
-                "its role was set {age_ms} ms ago and stays for {} ms",
+                "the role was set {age_ms} ms ago and stays for {} ms",
                 request.dwell_ms
             )));
         }
-        session.instance.set_plays(plays);
+        session.instance.set_current_role(plays);
         session.instance.role_version += 1;
         session.role_set_ms = Some(now_ms);
         self.report.dirty = true;

@@ -45,7 +45,7 @@ impl Drop for AllClosed {
 
 fn off() -> Refused {
     Refused::Precondition(
-        "this node answers no routed queries: `routes.enabled` is off, so its blocks must be fetched"
+        "this node does not answer routed queries: fetch its blocks, or set `routes.enabled`"
             .into(),
     )
 }
@@ -146,21 +146,21 @@ impl Owner {
         let view = self.blocks.share(share).filter(|view| !view.aborting);
         let view = view.ok_or_else(|| Refused::from(ShareError::Unknown))?;
         if view.request.namespace != namespace {
-            let why = "the share is of another namespace";
+            let why = "the share belongs to another namespace";
             return Err(Refused::Precondition(why.into()));
         }
         let routing = self.routing.as_mut().ok_or_else(off)?;
         let leg = self.legs.get_mut(&share).ok_or_else(|| Refused::from(ShareError::Unknown))?;
         if leg.routes.len() >= routing.routes_max {
-            let why = format!("the share has {} routes already", routing.routes_max);
+            let why = format!("the share already has {} routes", routing.routes_max);
             return Err(Refused::NoSpace(why));
         }
         if leg.cached_pages < leg.held_pages {
-            let why = "blocks of the share are on their way from the SSD; try again";
+            let why = "blocks of the share are being read from the SSD; try again later";
             return Err(Refused::Unavailable(why.into()));
         }
         if leg.cached_pages == 0 {
-            return Err(Refused::Precondition("the share holds not a single block".into()));
+            return Err(Refused::Precondition("the share holds no block".into()));
         }
         let shape = self.cache.as_ref();
         let shape = shape.ok_or_else(|| Refused::Precondition("the node has no blocks".into()))?;

@@ -71,7 +71,7 @@ impl Owner {
         let layout = Arc::clone(&cache.layout);
         let served = self.engines.heard().next().is_some();
         if request.replica && share.side != Side::Prefill {
-            return Err(Refused::Invalid("only a share of the prefill side is a replica".into()));
+            return Err(Refused::Invalid("only a prefill share can be a replica".into()));
         }
         // A client fetches objects as an engine's conductor fetches blocks.
         let opened = share.side == Side::Prefill && !self.clients.is_empty();
@@ -150,7 +150,7 @@ impl Owner {
         if self.legs.get(&share).is_some_and(|leg| leg.replica)
             && let Err(error) = self.blocks.release(clock::now_ms(), share)
         {
-            tracing::debug!(%share, %error, "a copy's share has ended already");
+            tracing::debug!(%share, %error, "the share of a copy has already ended");
         }
     }
 
@@ -159,8 +159,8 @@ impl Owner {
             let bytes = self.config.tail_bytes;
             let taken = self.tail_space.taken_bytes();
             Refused::NoSpace(format!(
-                "a tail needs {tail_bytes} bytes, and {taken} of the {bytes} of `tail_bytes` are \
-                 taken: try again later, or set it higher"
+                "a tail needs {tail_bytes} bytes, but {taken} of the {bytes} bytes of `tail_bytes` \
+                 are in use: try again later, or raise `tail_bytes`"
             ))
         })?;
         // A share that had this room may have left the tail of the same transaction in it.
@@ -233,12 +233,14 @@ impl Owner {
             },
         );
         // What is on its way from the SSD is cached when it is there.
-        self.set_cached(share, allocated.held_blocks - allocated.rising_blocks);
+        self.set_cached(share, allocated.held_blocks - allocated.promoting_blocks);
         if let Some((imm, count)) = expected
             && let Err(error) = self.expect(share, imm, count)
         {
             self.blocks.abort(clock::now_ms(), share, AbortReason::PeerLost);
-            return Err(Refused::NoSpace(format!("the transfer engine takes no more: {error}")));
+            return Err(Refused::NoSpace(format!(
+                "cannot register a counter with the transfer engine: {error}"
+            )));
         }
         Ok(())
     }
@@ -263,7 +265,7 @@ impl Owner {
         let namespace = view.map(|view| view.request.namespace);
         let leg = self.legs.get(&share);
         let targets = leg.zip(namespace).and_then(|(leg, of)| self.write_targets(leg, of));
-        v1::TxAllocateReply { incarnation: self.incarnation, held_blocks, targets }
+        v1::TxAllocateReply { incarnation: self.incarnation, cached_blocks: held_blocks, targets }
     }
 
     fn write_targets(&self, leg: &Leg, namespace: Namespace) -> Option<v1::WriteTargets> {
@@ -387,7 +389,7 @@ impl Owner {
         tracing::debug!(%share, ?outcome, "share ended");
         if let Some(incoming) = leg.incoming {
             if let Err(error) = self.transfer.cancel_imm(incoming.imm, Completion::Ignore) {
-                tracing::warn!(%share, %error, "a counter could not be taken back");
+                tracing::warn!(%share, %error, "cannot cancel a counter");
             }
             self.tail_space.give_back(incoming.tail);
             if let Some(writer) = incoming.writer {

@@ -34,7 +34,7 @@ impl Owner {
             self.settle_fetch(share);
             return;
         };
-        let timeout_ms = self.config.stop_timeout_ms;
+        let timeout_ms = self.config.peer_stop_timeout_ms;
         self.stops.ask(share, clock::now_ms() + timeout_ms);
         let name = PushName { receiver: self.transfer.incarnation(), imm };
         let post = self.post.clone();
@@ -42,7 +42,7 @@ impl Owner {
         let message = peer_message::to_bytes(PeerMessage::StopPush(name));
         let deadline = Duration::from_millis(timeout_ms);
         if let Err(error) = self.transfer.send(peer, message, deadline, done) {
-            tracing::warn!(%share, %error, "the writer cannot be asked to stop; it is cut off");
+            tracing::warn!(%share, %error, "cannot ask the writer to stop; cutting it off");
             self.cut_off(writer);
         }
     }
@@ -53,7 +53,7 @@ impl Owner {
             && self.stops.waits(share)
             && let Some(writer) = self.writer_of(share)
         {
-            tracing::warn!(%share, %error, "the writer is not to be reached; it is cut off");
+            tracing::warn!(%share, %error, "cannot reach the writer; cutting it off");
             self.cut_off(writer);
         }
     }
@@ -74,7 +74,7 @@ impl Owner {
         if !self.writers.cut_done(writer, round, outcome) {
             return;
         }
-        tracing::warn!(writer, "a lost node was cut off");
+        tracing::warn!(writer, "cut off a lost node");
         self.metrics.writers_cut.inc();
         let of_writer = |share: &Share| self.writer_of(*share) == Some(writer);
         let shares: Vec<Share> = self.legs.keys().copied().filter(of_writer).collect();
@@ -101,7 +101,7 @@ impl Owner {
     pub(super) fn look_after_stops(&mut self, now_ms: u64) {
         for share in self.stops.take_late(now_ms) {
             let Some(writer) = self.writer_of(share) else { continue };
-            tracing::warn!(%share, "the writer has not said that it stopped; it is cut off");
+            tracing::warn!(%share, "the writer did not confirm that it stopped; cutting it off");
             self.cut_off(writer);
         }
         for writer in self.writers.unfinished() {
@@ -112,7 +112,10 @@ impl Owner {
     pub(super) fn take_message(&mut self, peer: PeerId, bytes: &[u8]) {
         match peer_message::from_bytes(bytes) {
             Ok(Heard::OfPush(message)) if !self.may_say(peer, message) => {
-                tracing::warn!(%peer, ?message, "a peer spoke of a push that is not its own");
+                tracing::warn!(
+                    %peer, ?message,
+                    "refused a message of a peer about a push of another node"
+                );
                 self.metrics.messages_refused.inc();
             }
             Ok(Heard::OfPush(message)) => match message {
@@ -123,7 +126,7 @@ impl Owner {
                 PeerMessage::Probe => {}
             },
             Ok(Heard::OfObjects(message)) => self.take_objects_message(peer, *message),
-            Err(error) => tracing::warn!(%peer, %error, "a message of a peer cannot be read"),
+            Err(error) => tracing::warn!(%peer, %error, "cannot decode a message of a peer"),
         }
         self.run_actions();
     }
@@ -186,11 +189,11 @@ impl Owner {
 
     /// Says something to another node; if it does not arrive, that node asks again or cuts off.
     pub(super) fn tell_peer(&self, peer: PeerId, message: PeerMessage) {
-        let deadline = Duration::from_millis(self.config.stop_timeout_ms);
+        let deadline = Duration::from_millis(self.config.peer_stop_timeout_ms);
         let bytes = peer_message::to_bytes(message);
         let sent = self.transfer.send(peer, bytes, deadline, Completion::Ignore);
         if let Err(error) = sent {
-            tracing::warn!(%peer, %error, "a node could not be answered");
+            tracing::warn!(%peer, %error, "cannot answer a node");
         }
     }
 }

@@ -55,8 +55,8 @@ pub(super) struct Tiers {
 
 /// So many extents a segment must have room for.
 const EXTENTS_OF_A_SEGMENT_MIN: u64 = 7;
-const TOO_SMALL: &str = "a block is more than a seventh of a segment: none goes to the SSD; begin a new log with a \
-     larger `ssd.segment_bytes`";
+const TOO_SMALL: &str = "a block is larger than a seventh of a segment, so no block is written to \
+     the SSD; start a new log with a larger `ssd.segment_bytes`";
 
 /// The SSD of a node that has one.
 #[derive(Debug)]
@@ -199,7 +199,7 @@ impl Owner {
         let (Some(why), Some(ssd)) = (why, &mut self.tiers.ssd) else { return };
         self.metrics.ssd_errors.inc();
         if ssd.error.as_ref().is_none_or(|(_, known)| *known != why) {
-            tracing::warn!(why, "an operation of the SSD has failed");
+            tracing::warn!(reason = why, "an operation of the SSD failed");
         }
         ssd.error = Some((now_ms, why));
         self.report.dirty = true;
@@ -281,8 +281,8 @@ impl Owner {
             return Err(Refused::Precondition("no engine has attached to this node".into()));
         }
         let ahead = self.read_ahead(Some(namespace), &BlockKey::list(&request.keys)?)?;
-        let Prefetched { memory_blocks, rising_blocks } = ahead;
-        Ok(v1::PrefetchReply { memory_blocks, rising_blocks })
+        let Prefetched { memory_blocks, promoting_blocks } = ahead;
+        Ok(v1::PrefetchReply { memory_blocks, promoting_blocks })
     }
 
     pub(super) fn read_ahead(
@@ -331,16 +331,19 @@ impl Owner {
             (State::Opening, _) => "opening".to_owned(),
             (State::Down { why }, _) => format!("failed: {why}"),
             (State::Up { .. }, _) if !answers => {
-                format!("hangs: an operation takes longer than {} ms", self.config.ssd.timeout_ms)
+                format!(
+                    "hangs: an operation did not finish within {} ms",
+                    self.config.ssd.timeout_ms
+                )
             }
             (State::Up { .. }, _) if ssd.is_too_small => format!("unused: {TOO_SMALL}"),
             (State::Up { .. }, Some((_, why))) => format!("degraded: {why}"),
             (State::Up { how }, None) if ssd.counts.segments_withheld > 0 => format!(
-                "ready, by {how}; {} of its segments could not be read whole at the start: what is missing \
-                 is looked for again at the next one",
+                "ready, using {how}; {} of its segments could not be read completely at startup: \
+                 the next start reads them again",
                 ssd.counts.segments_withheld
             ),
-            (State::Up { how }, None) => format!("ready, by {how}"),
+            (State::Up { how }, None) => format!("ready, using {how}"),
         };
         Some(v1::SsdStatus {
             usable: matches!(ssd.state, State::Up { .. }) && answers && !ssd.is_too_small,

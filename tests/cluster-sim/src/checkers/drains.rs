@@ -38,7 +38,7 @@ impl Checker for Drains {
                 self.open.remove(&(*at, *share));
             }
             Seen::KeepAsked { node, .. }
-            | Seen::ContextAsked { node, until_unix_ms: Some(_), .. }
+            | Seen::ContextAsked { node, expires_unix_ms: Some(_), .. }
                 if self.draining.contains_key(node) =>
             {
                 return Err(format!("node {node} drains, and promises what it did not before"));

@@ -148,7 +148,7 @@ impl Durability {
         for last in self.lasts(node).filter(has_rotted).collect::<Vec<BlockKey>>() {
             let context = listed.iter().find(|context| context.last == last);
             let is_there = self.truth.is_object(last) && there.contains(&last);
-            let until_ms = context.map_or(0, |context| context.until_unix_ms);
+            let until_ms = context.map_or(0, |context| context.expires_unix_ms);
             let promise = self.contexts.entry((node, last)).or_default();
             if !is_there {
                 promise.least_ms = promise.least_ms.min(until_ms);
@@ -177,7 +177,7 @@ impl Durability {
             }
             let is_missing_object = self.truth.is_object(last) && !there.contains(&last);
             let context = listed.iter().find(|context| context.last == last);
-            let until_ms = context.map_or(0, |context| context.until_unix_ms);
+            let until_ms = context.map_or(0, |context| context.expires_unix_ms);
             if let Some(promise) = self.contexts.get_mut(&(node, last))
                 && !is_missing_object
             {
@@ -196,7 +196,7 @@ impl Durability {
         let of_node = self.contexts.iter_mut().filter(|((of, _), _)| *of == node);
         for ((_, last), promise) in of_node {
             let context = listed.iter().find(|context| context.last == *last);
-            let until_ms = context.map_or(0, |context| context.until_unix_ms);
+            let until_ms = context.map_or(0, |context| context.expires_unix_ms);
             promise.most_ms = promise.most_ms.min(until_ms).max(promise.least_ms);
         }
     }
@@ -273,7 +273,7 @@ impl Durability {
     fn tell_listed(&mut self, node: usize, listed: &[ListedContext]) {
         for context in listed {
             let told_ms = self.told_ms.entry((node, context.last)).or_insert(0);
-            *told_ms = (*told_ms).max(context.until_unix_ms);
+            *told_ms = (*told_ms).max(context.expires_unix_ms);
         }
     }
 
@@ -343,7 +343,7 @@ impl Durability {
         listed: &[ListedContext],
     ) -> Result<(), String> {
         let listed: BTreeMap<BlockKey, u64> =
-            listed.iter().map(|context| (context.last, context.until_unix_ms)).collect();
+            listed.iter().map(|context| (context.last, context.expires_unix_ms)).collect();
         let is_context = |last: &BlockKey| {
             !self.has_rotted(node, *last)
                 && !self.truth.is_object(*last)
@@ -382,9 +382,9 @@ impl Checker for Durability {
 
     fn see(&mut self, now_us: u64, seen: &Seen) -> Result<(), String> {
         match seen {
-            Seen::ContextAsked { node, last, until_unix_ms } => {
+            Seen::ContextAsked { node, last, expires_unix_ms } => {
                 let promise = self.contexts.entry((*node, *last)).or_default();
-                let until_ms = until_unix_ms.unwrap_or(0);
+                let until_ms = expires_unix_ms.unwrap_or(0);
                 promise.at_most(until_ms);
                 promise.least_ms = promise.least_ms.min(until_ms);
                 if let Some(told_ms) = self.told_ms.get_mut(&(*node, *last)) {
@@ -392,10 +392,10 @@ impl Checker for Durability {
                 }
             }
             // Never for less long than before.
-            Seen::KeepAsked { node, keys, until_unix_ms, version } => {
+            Seen::KeepAsked { node, keys, expires_unix_ms, version } => {
                 for last in keys {
                     let promise = self.contexts.entry((*node, *last)).or_default();
-                    promise.at_most(*until_unix_ms);
+                    promise.at_most(*expires_unix_ms);
                     match version {
                         Some(version) => self.keeping.insert((*node, *last), *version),
                         None => self.keeping.remove(&(*node, *last)),
@@ -419,13 +419,13 @@ impl Checker for Durability {
                     *begun = (*begun).max(*version);
                 }
             }
-            Seen::Kept { node, keys, until_unix_ms } => {
+            Seen::Kept { node, keys, expires_unix_ms } => {
                 if let Some(last) = keys.last() {
                     let told_ms = self.told_ms.entry((*node, *last)).or_insert(0);
-                    *told_ms = (*told_ms).max(*until_unix_ms);
+                    *told_ms = (*told_ms).max(*expires_unix_ms);
                     let promise = self.contexts.entry((*node, *last)).or_default();
-                    promise.least_ms = promise.least_ms.max(*until_unix_ms);
-                    promise.at_most(*until_unix_ms);
+                    promise.least_ms = promise.least_ms.max(*expires_unix_ms);
+                    promise.at_most(*expires_unix_ms);
                     if let Some(version) = self.keeping.get(&(*node, *last)).copied() {
                         self.keeps_version((*node, *last), version);
                     }
@@ -445,8 +445,8 @@ impl Checker for Durability {
                     *told_ms = u64::MAX;
                 }
             }
-            Seen::ContextChanged { node, last, until_unix_ms } => {
-                let until_ms = until_unix_ms.unwrap_or(0);
+            Seen::ContextChanged { node, last, expires_unix_ms } => {
+                let until_ms = expires_unix_ms.unwrap_or(0);
                 let promise = self.contexts.entry((*node, *last)).or_default();
                 (promise.least_ms, promise.most_ms, promise.version) = (until_ms, until_ms, 0);
                 promise.ever_ms = promise.ever_ms.max(until_ms);
@@ -462,18 +462,18 @@ impl Checker for Durability {
             Seen::DrainStopped { at } => drop(self.draining.remove(&at.node)),
             Seen::Left { node, unix_ms } => self.leave(*node, *unix_ms)?,
             Seen::DiskLost { node, unix_ms } => self.lose(now_us, *node, *unix_ms)?,
-            Seen::CopiesKept { node, last, until_unix_ms } => {
-                let nodes: BTreeSet<usize> = self.told(*last, *until_unix_ms).collect();
-                let before_loss = self.told_before_loss(now_us, *last, *until_unix_ms);
+            Seen::CopiesKept { node, last, expires_unix_ms } => {
+                let nodes: BTreeSet<usize> = self.told(*last, *expires_unix_ms).collect();
+                let before_loss = self.told_before_loss(now_us, *last, *expires_unix_ms);
                 let or_were = before_loss.chain(nodes.iter().copied()).collect::<BTreeSet<_>>();
                 if or_were.len() < 2 && !self.has_left {
                     return Err(format!(
                         "node {node} says that the context of {last:?} is on two nodes until \
-                         {until_unix_ms}, and only {nodes:?} have said that they keep it"
+                         {expires_unix_ms}, and only {nodes:?} have said that they keep it"
                     ));
                 }
                 if nodes.len() >= 2 || self.has_left {
-                    self.copied_ms.insert(*last, *until_unix_ms);
+                    self.copied_ms.insert(*last, *expires_unix_ms);
                 }
             }
             Seen::DiskRotted { node, keys } => {

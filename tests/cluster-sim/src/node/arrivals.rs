@@ -159,7 +159,7 @@ impl Running {
         &mut self,
         context: &mut Context,
         share: Share,
-        good_blocks: u32,
+        valid_blocks: u32,
         source_lost: bool,
         from: Caller,
     ) {
@@ -174,7 +174,7 @@ impl Running {
             return self.release_replica(context, share);
         }
         let pages = incoming.pages.len() as u32;
-        let good_pages = good_blocks.min(pages);
+        let good_pages = valid_blocks.min(pages);
         let (least, callers) = incoming.settling.get_or_insert((good_pages, Vec::new()));
         *least = (*least).min(good_pages);
         callers.push(from);

@@ -95,12 +95,12 @@ impl Post {
 enum Promise {
     Keep {
         keys: Vec<BlockKey>,
-        until_unix_ms: u64,
+        expires_unix_ms: u64,
         /// Of a tenant's context, of which there are to be copies.
         copied: Option<(Tenant, Namespace)>,
     },
     /// Of the context that ends with this block.
-    Change { last: BlockKey, until_unix_ms: Option<u64> },
+    Change { last: BlockKey, expires_unix_ms: Option<u64> },
 }
 
 /// What the shell keeps for one share.
@@ -261,7 +261,7 @@ impl Node {
             slots: self.plan.slots,
             block_tokens: content::BLOCK_TOKENS,
             imm_seed: random.draw() as u32,
-            lease_ms_max: LEASE_MS_MAX,
+            lease_max_ms: LEASE_MS_MAX,
             tombstone_ms: context.plan.finished_ms,
             tombstones_max: 1_024,
             finished_ms: context.plan.finished_ms,
@@ -277,20 +277,20 @@ impl Node {
             rises_max: 16,
             ssd_timeout_ms: 200,
             sink_retry_ms: 50,
-            sink_ahead_percent: 40,
+            demote_ahead_percent: 40,
             prefetch_chains_max: 4,
-            prefetch_spares_ms: 20,
+            prefetch_protected_ms: 20,
             carries_max: 4,
             replicas: ReplicaOptions {
-                copies_max: 2,
+                concurrent_copies_max: 2,
                 asked_max: 4,
-                hot_asks: 2,
+                hot_requests_min: 2,
                 hot_window_ms: 600,
-                hot_pushes: 1 + (context.plan.seed % 2) as usize,
+                hot_pushes_min: 1 + (context.plan.seed % 2) as usize,
                 hot_again_ms: 200,
                 hot_chains_max: 4,
                 retry_ms: 30,
-                gone_after_ms: 900,
+                node_lost_after_ms: 900,
             },
             ..Options::default()
         };
@@ -399,10 +399,10 @@ impl Node {
     }
 
     /// It shall stay after all.
-    pub fn stop_drain(&mut self, context: &mut Context, network: &SimNetwork) {
+    pub fn cancel_drain(&mut self, context: &mut Context, network: &SimNetwork) {
         self.drains_until_us = 0;
         match &mut self.running {
-            Some(running) => drop(running.stop_drain(context)),
+            Some(running) => drop(running.cancel_drain(context)),
             None => self.start(context, network),
         }
     }
@@ -634,9 +634,9 @@ impl Running {
     pub fn contexts(&self, unix_ms: u64) -> Vec<ListedContext> {
         let all = (0..TENANTS)
             .flat_map(|tenant| self.blocks.contexts(Tenant(tenant), None, usize::MAX, unix_ms));
-        let listed = |context: kvasir_blocks::KeptContext| ListedContext {
+        let listed = |context: kvasir_blocks::PersistedContext| ListedContext {
             last: context.last,
-            until_unix_ms: context.until_unix_ms,
+            expires_unix_ms: context.expires_unix_ms,
         };
         all.map(listed).collect()
     }

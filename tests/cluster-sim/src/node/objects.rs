@@ -296,23 +296,23 @@ impl Running {
         }
         let mut keeping = 0;
         if let Kept::For { ttl_ms } = kept {
-            let until_unix_ms = unix_ms + ttl_ms;
+            let expires_unix_ms = unix_ms + ttl_ms;
             for key in there {
                 let keys = vec![key];
-                let since_unix_ms = None;
+                let created_unix_ms = None;
                 let wanted = KeepRequest {
                     namespace,
                     keys,
                     tenant,
-                    until_unix_ms,
-                    since_unix_ms,
+                    expires_unix_ms,
+                    created_unix_ms,
                     copies: 1,
                 };
                 if let Ok(keep) = self.blocks.keep(context.now_ms(), &wanted) {
                     let (node, keys) = (at.node, vec![key]);
                     let version = self.version_in_memory(context, namespace, key);
-                    context.see(Seen::KeepAsked { node, keys, until_unix_ms, version });
-                    self.clients.keeps.insert(keep, (epoch, request, key, until_unix_ms));
+                    context.see(Seen::KeepAsked { node, keys, expires_unix_ms, version });
+                    self.clients.keeps.insert(keep, (epoch, request, key, expires_unix_ms));
                     keeping += 1;
                 }
             }
@@ -380,12 +380,12 @@ impl Running {
             return true;
         }
         let Some(of) = self.clients.keeps.remove(&keep) else { return false };
-        let (epoch, request, key, until_unix_ms) = of;
+        let (epoch, request, key, expires_unix_ms) = of;
         context.see(Seen::KeepEnded { node: self.at.node, keys: vec![key], blocks });
         if blocks.is_some() && self.clients.list.contains_key(&epoch) {
             context.covers("an object is kept");
             let (node, keys) = (self.at.node, vec![key]);
-            context.see(Seen::Kept { node, keys, until_unix_ms });
+            context.see(Seen::Kept { node, keys, expires_unix_ms });
         }
         let Some(of) = self.clients.list.get_mut(&epoch) else { return true };
         let Some(keeping) = of.commits.get_mut(&request) else { return true };

@@ -180,7 +180,7 @@ impl Running {
         let Some(due) = push.take_due_tail(&leg.pages) else { return };
         let pages = push.tail_pages(&leg.pages);
         let checksums = pages.filter_map(|page| leg.pages.checksum(page)).collect();
-        let bytes = tail::encode(share.tx, checksums, due.engine, due.only_whole);
+        let bytes = tail::encode(share.tx, checksums, due.engine, due.whole_blocks_only);
         let targets = &outgoing.targets;
         if let Some(to) = context.life_of(outgoing.leaving.name().receiver) {
             let write = (outgoing.id, TAIL_NUMBER);
@@ -321,7 +321,7 @@ impl Running {
             Side::Source => {
                 context.see(Seen::Fetched { at: self.at, blocks: end.good_pages });
                 if let Some(caller) = reply {
-                    self.answer(context, caller, Reply::Pushed { good_blocks: end.good_pages });
+                    self.answer(context, caller, Reply::Pushed { valid_blocks: end.good_pages });
                 }
                 let _ = self.blocks.release(now_ms, share);
             }

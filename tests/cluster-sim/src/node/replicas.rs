@@ -210,10 +210,10 @@ impl Running {
             let copied = self.blocks.copied_context(&name);
             let reply = match (copied, self.blocks.copies_lacking(&name)) {
                 (None, _) => Reply::Refused("it was dropped".into()),
-                (Some(CopiedContext { until_unix_ms, .. }), 0) if is_known => {
+                (Some(CopiedContext { expires_unix_ms, .. }), 0) if is_known => {
                     let (node, last) = (self.at.node, name.last);
                     context.covers("a context is kept on two nodes");
-                    context.see(Seen::CopiesKept { node, last, until_unix_ms });
+                    context.see(Seen::CopiesKept { node, last, expires_unix_ms });
                     Reply::Kept { kept_blocks }
                 }
                 _ if context.now_us >= until_us => Reply::Refused("copies are lacking".into()),
@@ -266,7 +266,7 @@ impl Running {
     }
 
     /// It is to stay. Answers false when it has said that it has drained, and goes.
-    pub fn stop_drain(&mut self, context: &mut Context) -> bool {
+    pub fn cancel_drain(&mut self, context: &mut Context) -> bool {
         if self.replication.leaves {
             return false;
         }
@@ -403,13 +403,13 @@ impl Running {
                 context.after(RENEW_US, Event::RenewCopy { at: self.at, copy, tx });
                 self.push(context, source, *targets, from);
             }
-            CopyStep::Commit { good_blocks } => {
-                let call = Call::Commit { share, good_blocks, source_lost: false };
+            CopyStep::Commit { valid_blocks } => {
+                let call = Call::Commit { share, valid_blocks, source_lost: false };
                 self.call_peer(context, to, (Asked::Step(copy), KEEP_US), call);
             }
             CopyStep::Keep(mark) => {
-                let (tenant, until_unix_ms) = (mark.tenant, mark.until_unix_ms);
-                let term = Term::Until { until_unix_ms, since_unix_ms: mark.since_unix_ms };
+                let (tenant, expires_unix_ms) = (mark.tenant, mark.expires_unix_ms);
+                let term = Term::Until { expires_unix_ms, created_unix_ms: mark.created_unix_ms };
                 let copies = mark.copies;
                 let call = Call::Keep { namespace, keys, tenant, term, copies, whole: true };
                 self.call_peer(context, to, (Asked::Step(copy), KEEP_US), call);
@@ -563,7 +563,7 @@ impl Job {
                 let slots = self.targets.as_ref().map(|targets| targets.slots.len() as u32);
                 CopyAnswer::Reserved { targets: slots }
             }
-            (_, Reply::Pushed { good_blocks }) => CopyAnswer::Pushed { good_blocks },
+            (_, Reply::Pushed { valid_blocks }) => CopyAnswer::Pushed { valid_blocks },
             (_, Reply::Committed { held_blocks }) => CopyAnswer::Committed { held_blocks },
             (_, Reply::Kept { kept_blocks }) => CopyAnswer::Kept { kept_blocks },
             (_, Reply::Refused(why)) if is_lost => {

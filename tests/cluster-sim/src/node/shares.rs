@@ -24,8 +24,8 @@ impl Running {
                 self.answer(context, from, reply);
             }
             Call::Push { share, targets } => self.push(context, share, *targets, from),
-            Call::Commit { share, good_blocks, source_lost } => {
-                self.commit(context, share, good_blocks, source_lost, from);
+            Call::Commit { share, valid_blocks, source_lost } => {
+                self.commit(context, share, valid_blocks, source_lost, from);
             }
             Call::Abort { share } => {
                 self.abort_share(context, share);
@@ -48,15 +48,23 @@ impl Running {
                     return self.answer(context, from, Reply::Refused("not all is here".into()));
                 }
                 let is_first = matches!(term, Term::Ttl { .. });
-                let (until_unix_ms, since_unix_ms) = match term {
+                let (expires_unix_ms, created_unix_ms) = match term {
                     Term::Ttl { ttl_ms } => (unix_ms + ttl_ms, Some(unix_ms)),
-                    Term::Until { until_unix_ms, since_unix_ms } => (until_unix_ms, since_unix_ms),
+                    Term::Until { expires_unix_ms, created_unix_ms } => {
+                        (expires_unix_ms, created_unix_ms)
+                    }
                 };
-                if until_unix_ms <= unix_ms {
+                if expires_unix_ms <= unix_ms {
                     return self.answer(context, from, Reply::Refused("it is over".into()));
                 }
-                let wanted =
-                    KeepRequest { namespace, keys, tenant, until_unix_ms, since_unix_ms, copies };
+                let wanted = KeepRequest {
+                    namespace,
+                    keys,
+                    tenant,
+                    expires_unix_ms,
+                    created_unix_ms,
+                    copies,
+                };
                 self.keep(context, from, &wanted, is_first && copies > 1);
             }
             Call::Replicate { namespace, keys, to } => {
@@ -71,8 +79,8 @@ impl Running {
                 self.answer(context, from, reply);
             }
             Call::Change { context: name, ttl_ms } => {
-                let until_unix_ms = ttl_ms.map(|ttl_ms| unix_ms + ttl_ms);
-                self.change(context, from, &name, until_unix_ms);
+                let expires_unix_ms = ttl_ms.map(|ttl_ms| unix_ms + ttl_ms);
+                self.change(context, from, &name, expires_unix_ms);
             }
             Call::Start { leg } => {
                 let mut engines = self.engines.iter_mut();
@@ -243,7 +251,7 @@ impl Running {
             replica: false,
         };
         self.legs.insert(share, leg);
-        self.set_cached(share, allocated.held_blocks - allocated.rising_blocks);
+        self.set_cached(share, allocated.held_blocks - allocated.promoting_blocks);
         if let Some(imm) = imm {
             let count = (allocated.targets.len() * LAYERS + 1) as u64;
             let post = self.post.clone();
@@ -320,7 +328,7 @@ impl Running {
             context.see(Seen::Allocated { at, share, lease_ms, waits_for_others });
         }
         match result {
-            Ok(Prefetched { rising_blocks: 1.., .. }) => context.covers("a hint is followed"),
+            Ok(Prefetched { promoting_blocks: 1.., .. }) => context.covers("a hint is followed"),
             Ok(_) => {}
             Err(_) => context.covers("a hint is refused"),
         }
@@ -335,12 +343,12 @@ impl Running {
     ) {
         match self.blocks.keep(context.now_ms(), wanted) {
             Ok(keep) => {
-                let (node, keys, until_unix_ms) =
-                    (self.at.node, wanted.keys.clone(), wanted.until_unix_ms);
+                let (node, keys, expires_unix_ms) =
+                    (self.at.node, wanted.keys.clone(), wanted.expires_unix_ms);
                 let (asked, version) = (keys.clone(), None);
-                context.see(Seen::KeepAsked { node, keys: asked, until_unix_ms, version });
+                context.see(Seen::KeepAsked { node, keys: asked, expires_unix_ms, version });
                 let copied = awaits_copies.then_some((wanted.tenant, wanted.namespace));
-                self.keeps.insert(keep, (from, Promise::Keep { keys, until_unix_ms, copied }));
+                self.keeps.insert(keep, (from, Promise::Keep { keys, expires_unix_ms, copied }));
             }
             Err(error) => self.answer(context, from, Reply::Refused(error.to_string())),
         }
@@ -351,18 +359,18 @@ impl Running {
         context: &mut Context,
         from: Caller,
         name: &ContextName,
-        until_unix_ms: Option<u64>,
+        expires_unix_ms: Option<u64>,
     ) {
         let now_ms = context.now_ms();
-        let begun = match until_unix_ms {
-            Some(until_unix_ms) => self.blocks.extend_context(now_ms, name, until_unix_ms),
-            None => self.blocks.drop_context(now_ms, name),
+        let begun = match expires_unix_ms {
+            Some(expires_unix_ms) => self.blocks.extend_context(now_ms, name, expires_unix_ms),
+            None => self.blocks.delete_context(now_ms, name),
         };
         match begun {
             Ok(keep) => {
                 let (node, last) = (self.at.node, name.last);
-                context.see(Seen::ContextAsked { node, last, until_unix_ms });
-                self.keeps.insert(keep, (from, Promise::Change { last, until_unix_ms }));
+                context.see(Seen::ContextAsked { node, last, expires_unix_ms });
+                self.keeps.insert(keep, (from, Promise::Change { last, expires_unix_ms }));
             }
             Err(error) => self.answer(context, from, Reply::Refused(error.to_string())),
         }
@@ -375,22 +383,22 @@ impl Running {
             context.see(Seen::KeepEnded { node, keys: keys.clone(), blocks });
         }
         let reply = match (blocks, promise) {
-            (Some(blocks), Promise::Keep { mut keys, until_unix_ms, copied }) => {
+            (Some(blocks), Promise::Keep { mut keys, expires_unix_ms, copied }) => {
                 keys.truncate(blocks as usize);
                 let last = keys.last().copied();
-                context.see(Seen::Kept { node, keys, until_unix_ms });
+                context.see(Seen::Kept { node, keys, expires_unix_ms });
                 if let (Some((tenant, namespace)), Some(last)) = (copied, last) {
                     let name = ContextName { tenant, namespace, last };
                     return self.await_copies(context, name, blocks, from);
                 }
                 Reply::Kept { kept_blocks: blocks }
             }
-            (Some(kept_blocks), Promise::Change { last, until_unix_ms }) => {
-                context.covers(match until_unix_ms {
+            (Some(kept_blocks), Promise::Change { last, expires_unix_ms }) => {
+                context.covers(match expires_unix_ms {
                     Some(_) => "a context gets another time",
                     None => "a context is dropped",
                 });
-                context.see(Seen::ContextChanged { node, last, until_unix_ms });
+                context.see(Seen::ContextChanged { node, last, expires_unix_ms });
                 Reply::Kept { kept_blocks }
             }
             (None, _) => Reply::Refused("the SSD did not take all of it".into()),

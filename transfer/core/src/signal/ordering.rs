@@ -32,10 +32,11 @@ pub enum Ordering {
 /// Why a plan counts instead of signalling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Fallback {
-    #[error("the domain has no fence: order by waiting, or consume by the counter")]
+    #[error("the transport has no fence: order by waiting, or consume by the counter")]
     NoFence,
     #[error(
-        "an acknowledgement of this domain does not say that data is in place: consume by the counter"
+        "an acknowledgement of this transport does not confirm that data is in place: consume by \
+         the counter"
     )]
     NotPlaced,
 }

@@ -6,22 +6,22 @@
 )]
 #[serde(deny_unknown_fields, default)]
 pub struct EfaConfig {
-    /// libfabric's provider: "efa"; or, where there is no such device, "tcp" or "shm", for development: they
-    /// place in software and trust what peers send.
+    /// libfabric's provider: "efa"; or "tcp" or "shm", which need no EFA device. The latter two are for
+    /// development: they place data in software and trust their peers.
     pub provider: String,
-    /// The name of the network interface, as `fi_info` and `kvasir doctor` show it. Without one the first
-    /// that the provider has.
+    /// Network interface, with the name that `fi_info` and `kvasir doctor` print. The default is the provider's
+    /// first one.
     pub device: Option<String>,
-    /// The local address to be reached under, for the provider "tcp"; without one libfabric chooses.
+    /// Local address for the provider "tcp". By default libfabric selects it.
     pub address: Option<String>,
-    /// Writes that one peer may have under way.
+    /// Writes in flight to one peer.
     pub send_depth: u32,
-    /// Counted writes of a peer that are taken before this process has looked at them. What happens beyond
-    /// is the provider's affair: a device may fail.
+    /// Counted writes of a peer that are accepted before this process polls them. The provider determines the
+    /// effect of further writes: a device may fail.
     pub receive_depth: u32,
-    /// Writes of up to so many bytes are copied while they are posted.
+    /// Writes up to this size are copied when they are posted.
     pub inline_bytes: u32,
-    /// Registered memory through which go sources that are not registered themselves.
+    /// Registered memory for sources that are not registered themselves.
     pub bounce_bytes: usize,
     /// Puts disorder from this seed between the engine and libfabric, which stands in for EFA's where only
     /// ordered providers are at hand. For tests.

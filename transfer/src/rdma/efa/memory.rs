@@ -60,7 +60,7 @@ impl CardMemory for Registry {
         let region = self
             .domain
             .register(Arc::clone(memory) as _, Access::TARGET)
-            .map_err(|error| CardError::because("memory cannot be registered", error))?;
+            .map_err(|error| CardError::because("cannot register memory", error))?;
         let place = place_of(region.remote());
         self.fresh.lock().unwrap_or_else(PoisonError::into_inner).insert(key, region);
         Ok(place)
@@ -181,7 +181,7 @@ impl Drop for Registration {
                     std::thread::sleep(AGAIN);
                 }
                 Err(error @ CloseError::Refused(_)) => {
-                    tracing::error!(%error, "a registration does not end: the device is given up");
+                    tracing::error!(%error, "cannot end a registration; giving up the device");
                     self.landing.fail();
                 }
             }
@@ -197,7 +197,7 @@ mod tests {
     fn whoever_ends_a_registration_waits_for_the_endpoints_of_that_moment_only() {
         let landing = Arc::new(Landing::new().expect("a descriptor"));
         landing.settle();
-        assert_eq!(landing.ticket(), 0, "there is none, so nobody is asked");
+        assert_eq!(landing.ticket(), 0, "without endpoints there is nothing to wait for");
         for number in 3..6 {
             landing.endpoint_opened(number);
         }

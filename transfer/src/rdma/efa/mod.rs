@@ -54,7 +54,7 @@ fn refused(what: &'static str, error: impl std::error::Error + Send + Sync + 'st
 }
 
 fn broken(error: QueueError) -> CardError {
-    refused("a completion queue has failed", error)
+    refused("a completion queue failed", error)
 }
 
 /// Opens the provider and makes what all pipes share.
@@ -70,21 +70,21 @@ pub(super) fn open(config: &EfaConfig) -> Result<(String, Opened), CardError> {
         );
     }
     let info = choose(library, config)?;
-    let fabric =
-        Fabric::open(&info).map_err(|error| refused("the fabric cannot be opened", error))?;
-    let domain = Domain::open(&fabric, &info)
-        .map_err(|error| refused("the domain cannot be opened", error))?;
-    let system = |errno| refused("a descriptor cannot be made", errno);
+    let fabric = Fabric::open(&info).map_err(|error| refused("cannot open the fabric", error))?;
+    let domain =
+        Domain::open(&fabric, &info).map_err(|error| refused("cannot open the domain", error))?;
+    let system = |errno| refused("cannot create a descriptor", errno);
     let landing = Arc::new(Landing::new().map_err(system)?);
     let alarm = Alarm::new(landing.bell()).map_err(system)?;
     let host = match config.provider.as_str() {
-        "shm" => crate::shm::host_id().map_err(|error| refused("the host has no id", error))?,
+        "shm" => crate::shm::host_id()
+            .map_err(|error| refused("cannot read the id of the host", error))?,
         _ => String::new(),
     };
     let provider = domain.details().provider.clone();
     let trial = domain
         .register(Arc::new(Pages::new(TRIAL_BYTES)), Access::TARGET)
-        .map_err(|error| refused("memory cannot be registered", error))?;
+        .map_err(|error| refused("cannot register memory", error))?;
     let registry = Arc::new(Registry::new(domain.clone(), landing));
     let mut card = EfaCard {
         address: greeting::address(&provider, &host),
@@ -115,7 +115,10 @@ pub(super) fn open(config: &EfaConfig) -> Result<(String, Opened), CardError> {
     card.bounds.inline_bytes = (config.inline_bytes as u64).min(first.inject_bytes_max() as u64);
     card.bounds.post_bytes = (first.write_bytes_max() as u64).clamp(4096, POST_BYTES_MAX);
     let placement = first.placement();
-    tracing::info!(%provider, domain = %card.domain.details().domain, ?placement, "libfabric is open");
+    tracing::info!(
+        %provider, domain = %card.domain.details().domain, ?placement,
+        "opened a libfabric device"
+    );
     let name = card.domain.details().domain.clone();
     Ok((name, (Box::new(card), registry)))
 }
@@ -127,7 +130,7 @@ fn choose(library: Library, config: &EfaConfig) -> Result<Info, CardError> {
         ..InfoRequest::default()
     };
     let missing =
-        || format!("this host has nothing for libfabric's provider `{}`", config.provider);
+        || format!("this host has no device for libfabric's provider `{}`", config.provider);
     let infos = library.infos(&request).map_err(|error| CardError::because(missing(), error))?;
     let wanted = config.device.as_deref();
     let is_it = |info: &Info| {
@@ -138,7 +141,7 @@ fn choose(library: Library, config: &EfaConfig) -> Result<Info, CardError> {
     let found = infos.into_iter().find(is_it);
     found.ok_or_else(|| {
         CardError::new(match wanted {
-            Some(wanted) => format!("{} by the name `{wanted}`", missing()),
+            Some(wanted) => format!("{} with the name `{wanted}`", missing()),
             None => missing(),
         })
     })
@@ -183,11 +186,11 @@ impl EfaCard {
     ) -> Result<(Endpoint, AddressVector), CardError> {
         let options = QueueOptions { operations_max, arrivals_max, wakeup: Wakeup::Fd };
         let queue = CompletionQueue::open(&self.domain, options)
-            .map_err(|error| refused("a completion queue cannot be made", error))?;
+            .map_err(|error| refused("cannot create a completion queue", error))?;
         let vector = AddressVector::open(&self.domain, 1)
-            .map_err(|error| refused("an address vector cannot be made", error))?;
+            .map_err(|error| refused("cannot create an address vector", error))?;
         let endpoint = Endpoint::open(&self.domain, &queue, &vector)
-            .map_err(|error| refused("an endpoint cannot be made", error))?;
+            .map_err(|error| refused("cannot create an endpoint", error))?;
         Ok((endpoint, vector))
     }
 
@@ -198,7 +201,7 @@ impl EfaCard {
         end: End,
     ) -> Result<(), CardError> {
         let listened = endpoint.queue().fd().map_or(Ok(()), |fd| self.alarm.listen(fd));
-        listened.map_err(|errno| refused("a queue cannot be waited for", errno))?;
+        listened.map_err(|errno| refused("cannot wait for a queue", errno))?;
         let line = Line::new(endpoint, self.config.shuffle_seed.map(|seed| seed ^ id.0));
         self.pipes.insert(id, Pipe::new(line, end, vector));
         Ok(())
@@ -240,9 +243,10 @@ impl EfaCard {
         key: u64,
         (offset, bytes): (u64, u64),
     ) -> Result<kvasir_transfer_libfabric::region::Span, CardError> {
-        let region = self.regions.get(&key).ok_or_else(|| CardError::new("a region is gone"))?;
+        let region =
+            self.regions.get(&key).ok_or_else(|| CardError::new("a region no longer exists"))?;
         let span = region.span(offset as usize, bytes as usize);
-        span.map_err(|error| refused("a source does not lie in its region", error))
+        span.map_err(|error| refused("a source is outside its region", error))
     }
 
     fn request(&self, post: &Post, trial: RemotePlace) -> Result<Request, CardError> {
@@ -252,12 +256,13 @@ impl EfaCard {
             // One byte, because nothing at all does not travel everywhere.
             To::Nowhere => {
                 let local = self.trial.span(0, 1);
-                let local = local.map_err(|error| refused("a byte lies outside", error))?;
+                let local =
+                    local.map_err(|error| refused("the trial region has no byte", error))?;
                 return Ok(Request::Write { local, remote: trial, imm: None });
             }
             To::Message => {
                 let From::Region { key, offset, bytes } = &post.from else {
-                    return Err(CardError::new("a message has no registered source"));
+                    return Err(CardError::new("the source of a message is not registered"));
                 };
                 return Ok(Request::Send { local: self.span(*key, (*offset, *bytes))? });
             }
@@ -265,7 +270,8 @@ impl EfaCard {
         Ok(match &post.from {
             From::Nothing => {
                 let local = self.trial.span(0, 0);
-                let local = local.map_err(|error| refused("nothing lies outside", error))?;
+                let local =
+                    local.map_err(|error| refused("the trial region has no empty range", error))?;
                 Request::Write { local, remote, imm }
             }
             From::Region { key, offset, bytes } => {
@@ -332,17 +338,17 @@ impl Card for EfaCard {
 
     fn connect(&mut self, pipe: PipeId, target: &[u8]) -> Result<(), CardError> {
         let greeting = Greeting::from_bytes(target)
-            .ok_or_else(|| CardError::new("the peer has told no endpoint"))?;
+            .ok_or_else(|| CardError::new("the peer sent no endpoint"))?;
         let Some(pipe) = self.pipes.get_mut(&pipe) else {
             return Err(CardError::new("there is no such pipe"));
         };
         let End::Writer(writer) = &mut pipe.end else {
-            return Err(CardError::new("it is no writer's pipe"));
+            return Err(CardError::new("the pipe does not belong to a writer"));
         };
         let peer = pipe.vector.insert(&greeting.name);
-        let peer = peer.map_err(|error| refused("the peer's endpoint cannot be used", error))?;
+        let peer = peer.map_err(|error| refused("cannot use the peer's endpoint", error))?;
         let trial = greeting.trial.at(0, 1);
-        let trial = trial.map_err(|error| refused("the peer's place makes no sense", error))?;
+        let trial = trial.map_err(|error| refused("the peer's memory range is invalid", error))?;
         writer.to = Some((peer, trial));
         Ok(())
     }
@@ -360,7 +366,7 @@ impl Card for EfaCard {
             End::Writer(writer) => writer.to.as_ref().map(|(_, trial)| *trial),
             End::Target(_) => None,
         });
-        let trial = to.ok_or_else(|| CardError::new("the pipe leads nowhere"))?;
+        let trial = to.ok_or_else(|| CardError::new("the pipe is not connected"))?;
         let requests: Result<Vec<Request>, CardError> =
             posts.iter().map(|post| self.request(post, trial)).collect();
         let Some(pipe) = self.pipes.get_mut(&id) else { return Ok(()) };
@@ -400,7 +406,7 @@ impl Card for EfaCard {
         if self.registry.landing.has_failed() {
             let ids: Vec<PipeId> = self.pipes.keys().copied().collect();
             ids.into_iter().for_each(|id| self.close(id));
-            return Err(CardError::new("a registration did not end"));
+            return Err(CardError::new("a registration was not ended"));
         }
         self.settle();
         let mut any = !self.overdue.is_empty();
@@ -411,7 +417,7 @@ impl Card for EfaCard {
             match pipe.poll(&mut of_pipe) {
                 Ok(found) => any |= found,
                 Err(error) => {
-                    tracing::warn!(error = error.sentence(), "a pipe has failed");
+                    tracing::warn!(error = error.sentence(), "a pipe failed");
                     let (lane, failure) = (MESSAGES, Failure::Broken);
                     of_pipe.push(Event::Failed { lane, tag: None, failure });
                 }
@@ -440,7 +446,7 @@ impl Card for EfaCard {
             self.alarm.hurry();
         }
         let set = self.alarm.set_nap(must_nap || is_waiting);
-        set.map_err(|errno| refused("a timer cannot be set", errno))
+        set.map_err(|errno| refused("cannot set a timer", errno))
     }
 
     fn wake_fd(&self) -> BorrowedFd<'_> {

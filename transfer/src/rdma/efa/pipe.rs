@@ -110,11 +110,11 @@ impl Writer {
                     break;
                 }
                 Err(PostError::PeerGone(failure)) => {
-                    tracing::debug!(%failure, "a peer cannot be written to");
+                    tracing::debug!(%failure, "cannot write to a peer");
                     let failure = Failure::Broken;
                     events.push(Event::Failed { lane: due.lane, tag: Some(due.tag), failure });
                 }
-                Err(error) => return Err(refused("work cannot be posted", error)),
+                Err(error) => return Err(refused("cannot post work requests", error)),
             }
         }
         Ok(())
@@ -128,7 +128,7 @@ impl Writer {
                 Some(Event::Done { lane, tag })
             }
             Completion::Failed { token, error, .. } => {
-                tracing::debug!(%error, "a post has failed");
+                tracing::debug!(%error, "a posted operation failed");
                 let (lane, tag) = Self::named(token);
                 let is_refused = matches!(error, OperationError::RemoteAccess(_));
                 let failure = if is_refused { Failure::Refused } else { Failure::Broken };
@@ -164,8 +164,8 @@ impl Target {
         let pages = Arc::new(Pages::new(MESSAGE_RECEIVES * RECEIVE_BYTES));
         let access = Access { local_write: true, ..Access::SOURCE };
         let registered = domain.register(Arc::clone(&pages) as _, access);
-        let region = registered
-            .map_err(|error| refused("memory for messages cannot be registered", error))?;
+        let region =
+            registered.map_err(|error| refused("cannot register memory for messages", error))?;
         Ok(Target { pages, region, unposted: (0..MESSAGE_RECEIVES).collect() })
     }
 
@@ -174,14 +174,14 @@ impl Target {
             let local = self
                 .region
                 .span(index * RECEIVE_BYTES, RECEIVE_BYTES)
-                .map_err(|error| refused("a buffer lies outside", error))?;
+                .map_err(|error| refused("a buffer is outside its region", error))?;
             match line.wire().receive(&Receive { local, token: Token(index as u64) }) {
                 Ok(()) => {}
                 Err(PostError::Busy(_)) => {
                     self.unposted.push(index);
                     break;
                 }
-                Err(error) => return Err(refused("receives cannot be posted", error)),
+                Err(error) => return Err(refused("cannot post receives", error)),
             }
         }
         Ok(())
@@ -199,12 +199,12 @@ impl Target {
                 piece.ok().map(Event::Piece)
             }
             Completion::Failed { error, .. } => {
-                tracing::debug!(%error, "a message was not received");
+                tracing::debug!(%error, "cannot receive a message");
                 let failure = Failure::Broken;
                 Some(Event::Failed { lane: MESSAGES, tag: None, failure })
             }
             Completion::Trouble { error } => {
-                tracing::debug!(%error, "something of a peer's was refused");
+                tracing::debug!(%error, "refused an operation of a peer");
                 None
             }
             Completion::Done { .. } => None,

@@ -35,7 +35,7 @@ pub(super) fn choose(wanted: &[DeviceSpec]) -> Result<Vec<Chosen>, CardError> {
         let room = CARDS_MAX.saturating_sub(chosen.len());
         for left_out in usable.split_off(usable.len().min(room)) {
             let name = left_out.info.name;
-            tracing::warn!(name, "not used: an engine has {CARDS_MAX} RDMA devices at most");
+            tracing::warn!(name, "ignoring an RDMA device: an engine uses at most {CARDS_MAX}");
         }
         chosen.append(&mut usable);
     } else if wanted.is_empty() && !usable.is_empty() {
@@ -55,9 +55,8 @@ type Unusable = (String, String);
 /// Those that are of use come in the order in which they are taken.
 fn all_devices() -> Result<(Vec<Chosen>, Vec<Unusable>), CardError> {
     let library = Library::open().map_err(|error| CardError::because(error.to_string(), error))?;
-    let devices = library
-        .devices()
-        .map_err(|error| CardError::because("RDMA devices cannot be listed", error))?;
+    let devices =
+        library.devices().map_err(|error| CardError::because("cannot list RDMA devices", error))?;
     let (mut usable, mut reasons) = (Vec::new(), Vec::new());
     for device in &devices {
         match usable_device(device) {
@@ -80,13 +79,13 @@ fn usable_device(device: &kvasir_transfer_verbs::Device) -> Result<Chosen, Strin
     let described = device.open().and_then(|context| Ok((context.describe()?, context)));
     match described {
         Ok((info, _)) if info.transport != Transport::InfiniBand => {
-            Err(format!("{} is no InfiniBand or RoCE device", info.name))
+            Err(format!("{} is not an InfiniBand or RoCE device", info.name))
         }
         Ok((info, context)) => match info.path() {
             Some(path) => Ok(Chosen { context, info, path }),
             None => Err(format!("{} has no active port with an address", info.name)),
         },
-        Err(error) => Err(format!("{} cannot be used: {error}", device.name())),
+        Err(error) => Err(format!("cannot use {}: {error}", device.name())),
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) mod exact {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
         let text = String::deserialize(deserializer)?;
-        text.parse().map_err(|_| D::Error::custom(format_args!("{text:?} is no number")))
+        text.parse().map_err(|_| D::Error::custom(format_args!("{text:?} is not a number")))
     }
 }
 
@@ -42,9 +42,9 @@ pub(super) mod exacts {
     ) -> Result<[f64; N], D::Error> {
         let texts = Vec::<String>::deserialize(deserializer)?;
         let values: Result<Vec<f64>, _> = texts.iter().map(|text| text.parse()).collect();
-        let values = values.map_err(|_| D::Error::custom("a text is no number"))?;
+        let values = values.map_err(|_| D::Error::custom("a text is not a number"))?;
         let wrong = |values: Vec<f64>| {
-            D::Error::custom(format_args!("{} numbers in place of {N}", values.len()))
+            D::Error::custom(format_args!("got {} numbers, expected {N}", values.len()))
         };
         values.try_into().map_err(wrong)
     }
@@ -102,7 +102,7 @@ pub(super) struct PolicyForm {
     kvcache_balancing_threshold: f64,
     always_fetch: bool,
     #[serde(with = "exact")]
-    rank_stretch: f64,
+    shortest_prefill_first_factor: f64,
     #[serde(with = "exact")]
     decode_load_margin: f64,
     #[serde(with = "routing")]
@@ -254,5 +254,5 @@ pub(super) struct DecodeForm {
     #[serde(with = "exact")]
     answer_us: f64,
     #[serde(with = "exact")]
-    answer_tokens: f64,
+    generated_tokens: f64,
 }

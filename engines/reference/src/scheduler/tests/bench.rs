@@ -54,9 +54,9 @@ pub(super) fn bench(options: SchedulerOptions) -> Bench {
 
 pub(super) fn options() -> SchedulerOptions {
     SchedulerOptions {
-        chunk_tokens: 100,
+        prefill_chunk_tokens: 100,
         block_tokens: PAGE,
-        max_running: 8,
+        running_requests_max: 8,
         grow_wait_us: 1_000_000,
         vocab: VOCAB,
     }

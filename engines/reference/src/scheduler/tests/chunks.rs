@@ -34,7 +34,7 @@ fn unpinned(bench: &Bench) -> Vec<u64> {
 }
 
 fn got(handle: u64, slots: Vec<u32>) -> ToEngine {
-    ToEngine::Got(v1::GotBlocks { handle, slots, rising_blocks: 0 })
+    ToEngine::Got(v1::GotBlocks { handle, slots, promoting_blocks: 0 })
 }
 
 /// In the toy model a token sees the one before it: what is before the last chunk does not matter.

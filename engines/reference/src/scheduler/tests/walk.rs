@@ -61,7 +61,8 @@ fn in_any_order_calls_end_and_shares_are_given_back_once() {
 
 impl Walk {
     fn new(seed: u64) -> Self {
-        let options = SchedulerOptions { max_running: 3, grow_wait_us: 50_000, ..options() };
+        let options =
+            SchedulerOptions { running_requests_max: 3, grow_wait_us: 50_000, ..options() };
         Walk {
             bench: bench(options),
             random: ChaCha8Rng::seed_from_u64(seed),
@@ -207,7 +208,7 @@ impl Walk {
             Message::Plan(plan) => {
                 plan.pages.iter().any(|pages| is(pages.tx, pages.side)).then_some(false)
             }
-            Message::Alive(alive) => {
+            Message::KeepAlive(alive) => {
                 alive.shares.iter().any(|other| is(other.tx, other.side)).then_some(false)
             }
             Message::FinishPrefill(finish) => {

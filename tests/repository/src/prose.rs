@@ -1,0 +1,431 @@
+//! The sentences of the repository: documents, string literals, help texts and comments, for the test of their style.
+//!
+//! A [`Passage`] is text whose sentences belong together: a paragraph, a list item, a string literal, or consecutive
+//! lines of comments. Code is not part of it.
+
+use std::ops::Range;
+use std::path::Path;
+
+use regex::Regex;
+use syn::visit::{self, Visit};
+
+use crate::{files, read};
+
+/// Text and the line at which it starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Passage {
+    pub file: String,
+    pub line: usize,
+    pub text: String,
+}
+
+/// Matches of one pattern are counted in one row.
+#[derive(Debug)]
+pub struct Row {
+    pub name: &'static str,
+    pattern: Regex,
+}
+
+/// The patterns of sentences that are hard to read.
+pub fn rows() -> Vec<Row> {
+    [
+        ("clause as noun", r"(?-u)\b[Ww]hat (is|was|are|were|it|they|has|had|a|an|the|one|each)\b"),
+        ("person", r"(?-u)\b[Ww]ho(ever|m)?\b"),
+        ("body", r"(?-u)\b([Nn]o|[Ss]ome|[Aa]ny|[Ee]very)body\b"),
+        ("so many", r"(?-u)\bso (many|long|much)\b"),
+        ("lies", r"(?-u)\b(lies?|anew)\b"),
+        ("opening", r"(?-u)(^|[.!?:;] )(Of|By what|What|Whence)\b"),
+    ]
+    .map(|(name, pattern)| Row { name, pattern: Regex::new(pattern).expect("a valid pattern") })
+    .into()
+}
+
+impl Row {
+    pub fn matches(&self, passage: &Passage) -> usize {
+        self.pattern.find_iter(&passage.text).count()
+    }
+}
+
+pub fn words(passage: &Passage) -> usize {
+    let is_word = |word: &&str| word.chars().any(|c| c.is_ascii_alphabetic());
+    passage.text.split_whitespace().filter(is_word).count()
+}
+
+/// All Markdown documents and the web page.
+pub fn documents() -> Vec<Passage> {
+    let markdown = files(&[".md"]).into_iter();
+    let mut found: Vec<Passage> =
+        markdown.flat_map(|path| paragraphs(&path.to_string_lossy(), &read(&path))).collect();
+    for path in files(&[".html"]) {
+        let lines = (1..).zip(read(&path).lines().map(str::to_owned).collect::<Vec<_>>());
+        let passage =
+            |(line, text)| Passage { file: path.to_string_lossy().into_owned(), line, text };
+        found.extend(lines.map(passage));
+    }
+    found
+}
+
+/// String literals and help texts of the product: errors, logs, metrics and descriptions.
+pub fn literals() -> Vec<Passage> {
+    let mut found = Vec::new();
+    for path in files(&[".rs"]).iter().filter(|path| is_product(path)) {
+        let (name, text) = (path.to_string_lossy(), read(path));
+        let lexed = lex(&text);
+        let is_sentence = |literal: &Passage| words(literal) >= 3;
+        found.extend(lexed.passages(&name, &lexed.literals).into_iter().filter(is_sentence));
+        found.extend(help(&name, &text));
+    }
+    for path in files(&[".json"]).iter().filter(|path| path.to_string_lossy().contains("openapi")) {
+        let text = read(path);
+        let lexed = lex(&text);
+        let found_here = lexed.passages(&path.to_string_lossy(), &lexed.literals);
+        found.extend(found_here.into_iter().filter(|literal| words(literal) >= 3));
+    }
+    found
+}
+
+/// Comments of configurations, manifests and protobuf files, which users read.
+pub fn settings() -> Vec<Passage> {
+    let is_read = |path: &Path| {
+        let path = path.to_string_lossy();
+        path.ends_with(".proto")
+            || path.ends_with(".h")
+            || path.starts_with("configs") && path.ends_with(".toml")
+            || path.starts_with("deploy") && path.ends_with(".yaml")
+    };
+    let found = files(&[".proto", ".toml", ".yaml", ".h"]);
+    found.iter().filter(|path| is_read(path)).flat_map(|path| line_comments(path)).collect()
+}
+
+/// Comments in code, by the package that they are in.
+pub fn comments(package: &Path) -> Vec<Passage> {
+    let mut found = Vec::new();
+    for path in files(&[".rs", ".py", ".cu", ".c", ".sh"]) {
+        if package_of(&path) != package || is_generated(&path) {
+            continue;
+        }
+        if path.extension().is_some_and(|ending| ending == "rs") {
+            let text = read(&path);
+            let lexed = lex(&text);
+            found.extend(lexed.passages(&path.to_string_lossy(), &lexed.comments));
+        } else {
+            found.extend(line_comments(&path));
+        }
+    }
+    found
+}
+
+/// The folder of the nearest `Cargo.toml` above a file.
+pub fn package_of(path: &Path) -> &Path {
+    let is_package = |folder: &&Path| crate::root().join(folder).join("Cargo.toml").is_file();
+    path.ancestors().skip(1).find(is_package).unwrap_or(Path::new(""))
+}
+
+fn is_generated(path: &Path) -> bool {
+    let path = path.to_string_lossy();
+    path.contains("generated") || path.contains("bindings")
+}
+
+/// Not a test, a benchmark, an example or a fuzzer.
+fn is_product(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    let is_aside = ["tests", "examples", "fuzz", "benches"].iter().any(|folder| {
+        name.starts_with(&format!("{folder}/")) || name.contains(&format!("/{folder}/"))
+    });
+    !is_aside && !name.ends_with("tests.rs") && !is_generated(path)
+}
+
+/// Paragraphs, list items, headings and table cells, without code.
+fn paragraphs(file: &str, text: &str) -> Vec<Passage> {
+    let mut found: Vec<Passage> = Vec::new();
+    let (mut is_code, mut goes_on) = (false, false);
+    for (line, text) in (1..).zip(text.lines()) {
+        let bare = text.trim();
+        if bare.starts_with("```") {
+            is_code = !is_code;
+            goes_on = false;
+            continue;
+        }
+        if is_code || bare.is_empty() {
+            goes_on = false;
+            continue;
+        }
+        let marker = ["- ", "* ", "#", "|", ">"].iter().any(|marker| bare.starts_with(marker))
+            || bare.split_once(". ").is_some_and(|(number, _)| number.parse::<u32>().is_ok());
+        if bare.starts_with('|') {
+            let cells = bare.split('|').map(str::trim).filter(|cell| !cell.is_empty());
+            found.extend(cells.map(|cell| passage(file, line, cell)));
+            goes_on = false;
+        } else if goes_on && !marker {
+            let last = found.last_mut().expect("it goes on");
+            last.text = format!("{} {}", last.text, without_code(bare));
+        } else {
+            let start = |c: char| "-*#>. ".contains(c) || c.is_ascii_digit();
+            found.push(passage(file, line, bare.trim_start_matches(start)));
+            goes_on = !bare.starts_with('#');
+        }
+    }
+    found
+}
+
+fn passage(file: &str, line: usize, text: &str) -> Passage {
+    Passage { file: file.to_owned(), line, text: without_code(text) }
+}
+
+/// Code spans become one word, so that a sentence about code keeps its shape.
+fn without_code(text: &str) -> String {
+    let mut parts = text.split('`');
+    let mut bare = parts.next().unwrap_or_default().to_owned();
+    for (at, part) in (1..).zip(parts) {
+        bare.push_str(if at % 2 == 1 { "0" } else { part });
+    }
+    bare
+}
+
+/// Comments that begin with `#`, `//` or `*`, each with the lines that go on with it.
+fn line_comments(path: &Path) -> Vec<Passage> {
+    let name = path.to_string_lossy();
+    let marks: &[&str] = match path.extension().and_then(|ending| ending.to_str()) {
+        Some("proto" | "cu" | "c" | "h") => &["//", "/*", "*/", "*"],
+        _ => &["#"],
+    };
+    let mut found: Vec<Passage> = Vec::new();
+    let mut goes_on = false;
+    for (line, text) in (1..).zip(read(path).lines()) {
+        let Some(mark) = marks.iter().find(|mark| text.trim_start().starts_with(**mark)) else {
+            goes_on = false;
+            continue;
+        };
+        let bare = text.trim_start()[mark.len()..].trim_start_matches(['/', '*', '#']).trim();
+        match found.last_mut().filter(|_| goes_on && !bare.is_empty()) {
+            Some(last) => last.text = format!("{} {}", last.text, without_code(bare)),
+            None => found.push(passage(&name, line, bare)),
+        }
+        goes_on = !bare.is_empty();
+    }
+    found
+}
+
+/// The byte ranges of one literal, or of the lines of one comment.
+type Span = Vec<Range<usize>>;
+
+/// The literals and the comments of a Rust file.
+#[derive(Debug, Default)]
+struct Lexed<'a> {
+    source: &'a str,
+    literals: Vec<Span>,
+    /// Consecutive lines are one comment.
+    comments: Vec<Span>,
+}
+
+impl Lexed<'_> {
+    fn passages(&self, file: &str, spans: &[Span]) -> Vec<Passage> {
+        let line = |at: usize| 1 + self.source[..at].matches('\n').count();
+        let passage = |span: &Span| passage(file, line(span[0].start), &self.text(span));
+        spans.iter().map(passage).collect()
+    }
+
+    fn text(&self, span: &Span) -> String {
+        let mut is_code = false;
+        let mut bare = Vec::new();
+        for range in span {
+            let line = self.source[range.clone()].trim_start_matches(['/', '!']).trim();
+            if line.starts_with("```") {
+                is_code = !is_code;
+            } else if !is_code {
+                bare.push(line);
+            }
+        }
+        // A backslash at the end of a line of a literal removes the line break and the next line's indentation.
+        bare.join(" ").split("\\\n").map(str::trim_start).collect()
+    }
+}
+
+fn span(start: usize, end: usize) -> Span {
+    std::iter::once(start..end).collect()
+}
+
+fn lex(source: &str) -> Lexed<'_> {
+    let mut lexed = Lexed { source, ..Lexed::default() };
+    let bytes = source.as_bytes();
+    let find = |at: usize, what: &str| source[at..].find(what).map_or(source.len(), |n| at + n);
+    let (mut at, mut last_comment_end) = (0, usize::MAX);
+    while at < bytes.len() {
+        let rest = &source[at..];
+        if rest.starts_with("//") {
+            let end = find(at, "\n");
+            let follows = source
+                .get(last_comment_end..at)
+                .is_some_and(|gap| gap.trim().is_empty() && gap.matches('\n').count() == 1);
+            let is_empty = source[at..end].trim_start_matches(['/', '!']).trim().is_empty();
+            match lexed.comments.last_mut().filter(|_| follows) {
+                Some(last) => last.push(at..end),
+                None => lexed.comments.push(span(at, end)),
+            }
+            last_comment_end = if is_empty { usize::MAX } else { end };
+            at = end;
+        } else if rest.starts_with("/*") {
+            at = find(at, "*/") + 2;
+        } else if let Some(hashes) = raw_string(source, at) {
+            let start = at + rest.find('"').expect("it has one") + 1;
+            let end = find(start, &format!("\"{}", "#".repeat(hashes)));
+            lexed.literals.push(span(start, end));
+            at = end + 1 + hashes;
+        } else if bytes[at] == b'"' {
+            let mut end = at + 1;
+            while end < bytes.len() && bytes[end] != b'"' {
+                end += if bytes[end] == b'\\' { 2 } else { 1 };
+            }
+            lexed.literals.push(span(at + 1, end.min(bytes.len())));
+            at = end + 1;
+        } else if bytes[at] == b'\'' {
+            at += character(rest);
+        } else {
+            at += rest.chars().next().map_or(1, char::len_utf8);
+        }
+    }
+    lexed
+}
+
+/// The hashes of a raw string that begins here.
+fn raw_string(source: &str, at: usize) -> Option<usize> {
+    let before = source[..at].chars().next_back();
+    if before.is_some_and(|c| c.is_alphanumeric() || c == '_') {
+        return None;
+    }
+    let rest = source[at..].strip_prefix('b').unwrap_or(&source[at..]).strip_prefix('r')?;
+    let hashes = rest.len() - rest.trim_start_matches('#').len();
+    rest[hashes..].starts_with('"').then_some(hashes)
+}
+
+/// The length of the character literal, or of the quote of a lifetime, that begins here.
+fn character(rest: &str) -> usize {
+    let mut chars = rest.char_indices().skip(1);
+    match chars.next() {
+        Some((_, '\\')) => rest[2..].find('\'').map_or(1, |n| 2 + n + 1).max(4),
+        Some((at, c)) if rest[at + c.len_utf8()..].starts_with('\'') => at + c.len_utf8() + 1,
+        _ => 1,
+    }
+}
+
+/// Documentation that `clap` prints or that becomes a reference of configuration keys.
+fn help(file: &str, source: &str) -> Vec<Passage> {
+    let Ok(parsed) = syn::parse_file(source) else { return Vec::new() };
+    let mut helps = Helps { file, found: Vec::new() };
+    helps.visit_file(&parsed);
+    helps.found
+}
+
+struct Helps<'a> {
+    file: &'a str,
+    found: Vec<Passage>,
+}
+
+impl Helps<'_> {
+    fn take(&mut self, name: &syn::Ident, attributes: &[syn::Attribute]) {
+        let lines: Vec<String> = attributes.iter().filter_map(doc).collect();
+        if !lines.is_empty() {
+            let file = format!("{}: `{name}`", self.file);
+            self.found.push(passage(&file, 1, &lines.join(" ")));
+        }
+    }
+}
+
+fn doc(attribute: &syn::Attribute) -> Option<String> {
+    match &attribute.meta {
+        syn::Meta::NameValue(pair) if pair.path.is_ident("doc") => match &pair.value {
+            syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(text), .. }) => {
+                Some(text.value().trim().to_owned())
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Whether a type's documentation is printed.
+fn is_printed(attributes: &[syn::Attribute]) -> bool {
+    let derives = attributes.iter().filter_map(|attribute| match &attribute.meta {
+        syn::Meta::List(list) if list.path.is_ident("derive") => Some(list.tokens.to_string()),
+        _ => None,
+    });
+    let printed = ["Args", "Subcommand", "Parser", "JsonSchema", "ValueEnum"];
+    derives.into_iter().any(|derives| printed.iter().any(|name| derives.contains(name)))
+}
+
+impl<'ast> Visit<'ast> for Helps<'_> {
+    fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
+        if is_printed(&item.attrs) {
+            self.take(&item.ident, &item.attrs);
+            for field in &item.fields {
+                let name = field.ident.clone().unwrap_or_else(|| item.ident.clone());
+                self.take(&name, &field.attrs);
+            }
+        }
+        visit::visit_item_struct(self, item);
+    }
+
+    fn visit_item_enum(&mut self, item: &'ast syn::ItemEnum) {
+        if is_printed(&item.attrs) {
+            self.take(&item.ident, &item.attrs);
+            for variant in &item.variants {
+                self.take(&variant.ident, &variant.attrs);
+                for field in &variant.fields {
+                    let name = field.ident.clone().unwrap_or_else(|| variant.ident.clone());
+                    self.take(&name, &field.attrs);
+                }
+            }
+        }
+        visit::visit_item_enum(self, item);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> Vec<&'static str> {
+        let passage = passage("f", 1, text);
+        let mut names = Vec::new();
+        for row in rows() {
+            names.extend(std::iter::repeat_n(row.name, row.matches(&passage)));
+        }
+        names
+    }
+
+    #[test]
+    fn each_row_counts_its_own_pattern() {
+        assert_eq!(found("It sends what it has."), ["clause as noun"]);
+        assert_eq!(found("Whoever waits is whom it serves."), ["person", "person"]);
+        assert_eq!(found("Nobody and somebody."), ["body", "body"]);
+        assert_eq!(found("It takes so many, for so long."), ["so many", "so many"]);
+        assert_eq!(found("It lies there and is read anew."), ["lies", "lies"]);
+        assert_eq!(found("Of two one is taken. Of three none."), ["opening", "opening"]);
+        assert_eq!(found("What the node said."), ["clause as noun", "opening"]);
+        assert_eq!(found("The store node sends in-flight pages. A copy of each stays."), [""; 0]);
+    }
+
+    #[test]
+    fn code_spans_and_blocks_are_no_text() {
+        let text = "One `what is` two.\nthree\n\n```console\nwhat is\n```\n- four\n| a | b |\n";
+        let texts: Vec<String> = paragraphs("f", text).into_iter().map(|one| one.text).collect();
+        assert_eq!(texts, ["One 0 two. three", "four", "a", "b"]);
+    }
+
+    #[test]
+    fn literals_and_comments_of_rust_are_told_apart() {
+        let source = "//! Head.\n//! More.\nfn f<'a>() { let c = '\"'; let s = \"a // b \\\n   c\"; }\n\
+                      /// Doc.\nconst R: &str = r#\"x \"y\" z\"#; // aside\n";
+        let lexed = lex(source);
+        let texts = |of: Vec<Passage>| of.into_iter().map(|one| one.text).collect::<Vec<_>>();
+        assert_eq!(texts(lexed.passages("f", &lexed.literals)), ["a // b c", "x \"y\" z"]);
+        assert_eq!(texts(lexed.passages("f", &lexed.comments)), ["Head. More.", "Doc.", "aside"]);
+    }
+
+    #[test]
+    fn help_is_the_documentation_of_what_is_printed() {
+        let source = "/// Flags.\n#[derive(Debug, clap::Args)]\nstruct F {\n/// One.\na: u8 }\n/// Not.\nstruct G;";
+        let texts: Vec<String> = help("f", source).into_iter().map(|one| one.text).collect();
+        assert_eq!(texts, ["Flags.", "One."]);
+    }
+}
