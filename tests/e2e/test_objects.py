@@ -45,7 +45,7 @@ def start(binary, folder):
         drain_timeout_ms = 500
         [ssd]
         dir = "{folder / 'ssd'}"
-        bytes = {64 << 20}
+        capacity_bytes = {64 << 20}
         segment_bytes = {4 << 20}
     """)
     with open(folder / "node.log", "wb") as log:

@@ -91,7 +91,7 @@ def test_what_was_changed_is_found(decisions, replay):
 
     changed["form"] = 99
     ran = replay([changed])
-    assert ran.returncode == 1 and "form 99" in ran.stderr, ran.stderr
+    assert ran.returncode == 1 and "format 99" in ran.stderr, ran.stderr
 
 
 def test_no_token_and_no_request_is_in_it(decisions):

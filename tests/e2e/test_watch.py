@@ -93,14 +93,14 @@ def test_the_page_shows_nodes_engines_and_decisions_in_a_browser(cluster, asked)
     for shown in ("prefill-1-node", "decode-1-node", "serving", "watched-1", "watched-2"):
         assert f">{shown}<" in page, f"{shown} is not in {page}"
     assert "split prefill-1 -&gt; decode-1" in explained, page
-    assert "blocks are reused, held by prefill-1-node" in explained, page
+    assert "blocks are reused, cached at prefill-1-node" in explained, page
 
 
 def test_explain_says_why_a_request_went_where_it_went(run, asked):
     ran = run("explain", asked)
     assert ran.returncode == 0, ran.stderr
     assert "split prefill-1 -> decode-1" in ran.stdout
-    assert "blocks are reused, held by prefill-1-node" in ran.stdout
+    assert "blocks are reused, cached at prefill-1-node" in ran.stdout
     assert "outcome: ok after" in ran.stdout
     listed = run("explain", "--json", "--last", "2")
     decisions = json.loads(listed.stdout)["decisions"]
