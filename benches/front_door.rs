@@ -35,7 +35,9 @@ use axum::routing::post;
 use futures::channel::mpsc;
 use futures::{SinkExt, Stream, StreamExt};
 use kvasir_attach::{AttachOptions, EngineAttachment, Receiver, Sender};
+use kvasir_conductor::{Config as ConductorConfig, ModelConfig};
 use kvasir_proto::{BlockKey, Namespace, SlotLayout, keys, v1};
+use kvasir_store_node::config::Config as NodeConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::{Request, Response, Status};
@@ -209,14 +211,16 @@ fn start_conductor(folder: &Path, nodes: &[Node]) -> Result<(Process, SocketAddr
     let keys = format!("[[tenants]]\nname = \"bench\"\nkeys = [{{ file = {key_file:?} }}]\n");
     std::fs::write(folder.join("keys.toml"), keys)?;
     let nodes: Vec<String> = nodes.iter().map(|node| node.address.to_string()).collect();
-    let config = format!(
-        "listen = \"{address}\"\ngrpc_listen = \"{}\"\nwatch_listen = \"{}\"\nnodes = {nodes:?}\n\
-         api_keys_file = {:?}\n[[models]]\nname = \"{MODEL}\"\npath = {:?}\n",
-        free_address()?,
-        free_address()?,
-        folder.join("keys.toml"),
-        MODEL_DIR,
-    );
+    let config = ConductorConfig {
+        listen: address,
+        grpc_listen: free_address()?,
+        monitor_listen: free_address()?,
+        nodes,
+        api_keys_file: Some(folder.join("keys.toml")),
+        models: vec![ModelConfig { name: MODEL.to_owned(), path: MODEL_DIR.into() }],
+        ..ConductorConfig::default()
+    };
+    let config = toml::to_string(&config)?;
     Ok((spawn(folder, "conductor", "conductor", &config)?, address))
 }
 
@@ -266,10 +270,14 @@ impl Node {
         let name = role.as_str_name().to_lowercase();
         let address = free_address()?;
         let attach_dir = folder.join(&name);
-        let config = format!(
-            "node_id = \"{name}\"\nlisten = \"{address}\"\nattach_dir = {attach_dir:?}\narena_bytes = {}\n",
-            512 << 20,
-        );
+        let config = NodeConfig {
+            node_id: name.clone(),
+            listen: address,
+            attach_dir: attach_dir.clone(),
+            dram_bytes: 512 << 20,
+            ..NodeConfig::default()
+        };
+        let config = toml::to_string(&config)?;
         let process = spawn(folder, &name, "store-node", &config)?;
         let engine = free_address()?;
         let layout = SlotLayout::layer_major(BLOCK_TOKENS, 1, 64)?;

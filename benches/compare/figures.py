@@ -171,13 +171,13 @@ def cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
 
 
-def row(output, name, at_least):
-    """The numbers of the first table row with this name and at least this number of cells."""
+def row(output, names, at_least):
+    """The numbers of the first table row with one of these names and at least this number of cells."""
     for line in output.splitlines():
         first, *rest = cells(line) or [""]
-        if first == name and len(rest) >= at_least:
+        if first in names and len(rest) >= at_least:
             return [parsed(cell) for cell in rest]
-    raise RunError(f"the output has no row `{name}` with {at_least} numbers:\n{output[-2000:]}")
+    raise RunError(f"the output has no row {' or '.join(names)} with {at_least} numbers:\n{output[-2000:]}")
 
 
 def parsed(cell):
@@ -198,9 +198,10 @@ MATCHED = Figure("prefix match and placement, p50", "us", "lower")
 
 def parse_place(output):
     return {
-        PLACED: row(output, "placed", 2)[0],
-        REFUSED: row(output, "refused: no room", 2)[0],
-        MATCHED: row(output, "kvasir", 4)[2],
+        PLACED: row(output, ["placed"], 2)[0],
+        REFUSED: row(output, ["refused: no room"], 2)[0],
+        # Older revisions call the policy `kvasir`.
+        MATCHED: row(output, ["least-cost", "kvasir"], 4)[2],
     }
 
 
@@ -309,8 +310,8 @@ def parse_front_door(output):
     if not found:
         raise RunError(f"the output does not say the processor time for a token:\n{output[-2000:]}")
     return {
-        TOKEN: row(output, "token, behind the front door", 4)[1],
-        REQUEST: row(output, "request, behind the front door", 4)[1],
+        TOKEN: row(output, ["token, behind the front door"], 4)[1],
+        REQUEST: row(output, ["request, behind the front door"], 4)[1],
         CONDUCTOR: float(found.group(1)),
     }
 

@@ -41,8 +41,8 @@ pub struct Config {
     /// OpenAI-compatible servers that answer requests for models of their own. Several servers of one
     /// model share its requests. A model must not be in `models` too.
     pub backends: Vec<BackendConfig>,
-    /// File of tenants, with the hashes of their API keys and their quotas (docs/guide/configure.md).
-    /// Without it the conductor answers every client. The file is read again while the conductor runs.
+    /// File of tenants, with the hashes of their API keys and their quotas (docs/operate/secure.md). Without it the
+    /// conductor answers every client. The file is read again while the conductor runs.
     pub api_keys_file: Option<PathBuf>,
     /// Interval at which the conductor reads the files of API keys and certificates again. A change takes
     /// effect after two equal reads. At least 10.
@@ -83,8 +83,8 @@ pub struct Config {
     /// Time for which a node keeps the locks and pins of a request without a renewal. At least 1000:
     /// engines renew every 250 ms.
     pub lease_ms: u64,
-    /// Attempts for one request, including the first. A request is not retried after the first bytes of its
-    /// answer were sent.
+    /// Attempts for one request, including the first. A streamed request is not retried after the first bytes of
+    /// its answer were sent.
     pub attempts_max: u32,
     /// Answers that are generated at once: each prompt counts, times `n`. Further requests wait in the
     /// admission queue; without API keys they are refused with 429.
@@ -139,7 +139,8 @@ pub struct Config {
     /// the change depends on the model.
     pub chunk_reuse_enabled: bool,
     /// The queue of requests that cannot start at once. Tenants share it fairly. It is used only with
-    /// `api_keys_file`; without API keys such requests are refused.
+    /// `api_keys_file`. Without API keys a request goes to an engine's own queue, or is refused with 429 if a
+    /// prediction misses its objective, no node has space, or `running_choices_max` is reached.
     pub admission_queue: AdmissionQueueConfig,
     /// The number of prefill and decode engines.
     pub balance: BalanceConfig,

@@ -75,8 +75,8 @@ pub struct Config {
     /// detached: it gets no more work, and its slots are freed when its process ends. The time stands still while
     /// the engine finishes, layer by layer, the step in which it was told.
     pub engine_stop_timeout_ms: u64,
-    /// The block that is evicted from DRAM first: "hit-density", the one with the lowest predicted probability of
-    /// reuse; "lru", the least recently used one.
+    /// The block that is evicted from DRAM first: "hit-density", the one with the lowest predicted hits per second;
+    /// "lru", the least recently used one.
     #[schemars(with = "String")]
     pub eviction_policy: Eviction,
     /// The SSD tier.

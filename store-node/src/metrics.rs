@@ -258,9 +258,7 @@ impl Metrics {
             ("releasing", counts.leaving),
             ("quarantined", counts.quarantined),
         ];
-        for (state, slots) in states {
-            self.slots.with_label_values(&[state]).set(slots.into());
-        }
+        set_all(&self.slots, &states);
         self.shares.set(counts.shares.into());
         self.shares_aborting.set(counts.aborting.into());
         let age_ms = counts.aborting_since_ms.map_or(0, |since| now_ms.saturating_sub(since));
@@ -275,9 +273,7 @@ impl Metrics {
             ("filling", counts.pool_filling),
             ("dropping", counts.pool_dropping),
         ];
-        for (state, pages) in pages {
-            self.pool_pages.with_label_values(&[state]).set(pages.into());
-        }
+        set_all(&self.pool_pages, &pages);
         self.pool_copies.set(counts.pool_copies.into());
         let blocks = [
             ("demoted", counts.pool_sunk_total),
@@ -286,23 +282,15 @@ impl Metrics {
             ("filled", counts.pool_filled_total),
             ("fill_failed", counts.pool_unfilled_total),
         ];
-        for (event, count) in blocks {
-            let counter = self.pool_blocks.with_label_values(&[event]);
-            counter.inc_by(count.saturating_sub(counter.get()));
-        }
+        raise_all(&self.pool_blocks, &blocks);
         let carries = [("in_flight", counts.carries), ("waiting", counts.carries_waiting)];
-        for (state, pages) in carries {
-            self.pool_carries.with_label_values(&[state]).set(pages.into());
-        }
+        set_all(&self.pool_carries, &carries);
         let layers = [
             ("staged", counts.layers_carried_total),
             ("failed", counts.carries_failed_total),
             ("cancelled", counts.carries_given_up_total),
         ];
-        for (event, count) in layers {
-            let counter = self.pool_layers.with_label_values(&[event]);
-            counter.inc_by(count.saturating_sub(counter.get()));
-        }
+        raise_all(&self.pool_layers, &layers);
         let events = [
             ("committed", counts.committed_total),
             ("duplicate", counts.duplicates_total),
@@ -336,33 +324,30 @@ impl Metrics {
             ("prefetched_unused", counts.prefetched_unused_total),
         ];
         let ssd_blocks = [
-            ("all", counts.ssd_blocks.into()),
-            ("context", counts.context_blocks.into()),
-            ("demoting", counts.sinking.into()),
-            ("promote_timed_out", counts.rises_late.into()),
+            ("all", counts.ssd_blocks),
+            ("context", counts.context_blocks),
+            ("demoting", counts.sinking),
+            ("promote_timed_out", counts.rises_late),
         ];
         set_all(&self.ssd_blocks, &ssd_blocks);
         set_all(&self.ssd_bytes, &[("all", counts.ssd_bytes), ("context", counts.context_bytes)]);
         let bucket_blocks = [
-            ("stored", counts.bucket_blocks.into()),
-            ("uploading", counts.uploading.into()),
-            ("waiting", counts.uploads_waiting.into()),
-            ("deleting", counts.discarding.into()),
+            ("stored", counts.bucket_blocks),
+            ("uploading", counts.uploading),
+            ("waiting", counts.uploads_waiting),
+            ("deleting", counts.discarding),
         ];
         set_all(&self.bucket_blocks, &bucket_blocks);
         self.bucket_bytes.set(counts.bucket_bytes as i64);
-        for (event, count) in events {
-            let counter = self.core.with_label_values(&[event]);
-            counter.inc_by(count.saturating_sub(counter.get()));
-        }
+        raise_all(&self.core, &events);
     }
 
-    /// Sets what mirrors the log of the SSD. `before` is what it last said; a log that was recovered begins at nothing.
+    /// Sets the metrics of the SSD log. `before` are its last counts; a recovered log starts at 0.
     pub(crate) fn set_ssd_counts(&self, before: &LogCounts, counts: &LogCounts) {
         let segments = [
-            ("all", counts.segments.into()),
-            ("free", counts.segments_free.into()),
-            ("withheld", counts.segments_withheld.into()),
+            ("all", counts.segments),
+            ("free", counts.segments_free),
+            ("withheld", counts.segments_withheld),
         ];
         set_all(&self.ssd_segments, &segments);
         set_all(
@@ -386,9 +371,17 @@ impl Metrics {
     }
 }
 
-fn set_all(gauges: &IntGaugeVec, values: &[(&str, u64)]) {
+fn set_all<N: Copy + Into<u64>>(gauges: &IntGaugeVec, values: &[(&str, N)]) {
     for (label, value) in values {
-        gauges.with_label_values(&[label]).set(*value as i64);
+        gauges.with_label_values(&[label]).set((*value).into() as i64);
+    }
+}
+
+/// Raises each counter to a total that the core has counted.
+fn raise_all(counters: &IntCounterVec, totals: &[(&str, u64)]) {
+    for (label, total) in totals {
+        let counter = counters.with_label_values(&[label]);
+        counter.inc_by(total.saturating_sub(counter.get()));
     }
 }
 

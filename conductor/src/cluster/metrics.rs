@@ -373,3 +373,41 @@ impl Maker<'_> {
 fn full(name: &str) -> String {
     format!("kvasir_conductor_{name}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(model: &str) -> BalanceOverview {
+        BalanceOverview {
+            model: model.to_owned(),
+            prefills: 1,
+            decodes: 1,
+            both: 0,
+            prefills_recommended: 2,
+            decodes_recommended: 1,
+            both_recommended: 0,
+            factor: 0.5,
+            prefill_load: 1.5,
+            decode_load: 0.5,
+        }
+    }
+
+    #[test]
+    fn a_model_that_has_left_has_no_balance_values() {
+        let registry = Registry::new();
+        let metrics = Metrics::new(&registry).expect("no name twice");
+        let series_of = |model: &str| {
+            let families = registry.gather();
+            let series = families.iter().flat_map(|family| family.get_metric());
+            let labels = series.flat_map(|one| one.get_label());
+            labels.filter(|label| label.value() == model).count()
+        };
+        metrics.balanced(&[plan("left"), plan("stays")]);
+        assert_eq!(series_of("left"), series_of("stays"));
+        assert!(series_of("left") > 0);
+        metrics.balanced(&[plan("stays")]);
+        assert_eq!(series_of("left"), 0);
+        assert!(series_of("stays") > 0);
+    }
+}

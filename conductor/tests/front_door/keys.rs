@@ -326,14 +326,14 @@ async fn a_file_that_cannot_be_right_keeps_the_conductor_from_starting() {
             "[[tenants]]\nname = \"a\\u0000b\"\nkeys = []".to_owned(),
             "must not contain control characters",
         ),
-        ("[[tenants]]\nname = \"a\"\nkeys = []\nkey = 1".to_owned(), ": unknown field"),
+        ("[[tenants]]\nname = \"a\"\nkeys = []\nkey = 1".to_owned(), "line 4: unknown field"),
         ("[[tenants]]\nname = \"a\"\nkeys = [{ sha256 = \"secret\" }]".to_owned(), "64 hex"),
         ("[[tenants]]\nname = \"a\"\nkeys = [{}]".to_owned(), "either `sha256` or `file`"),
         (
             "[[tenants]]\nname = \"a\"\nkeys = [{ file = \"secret\" }]".to_owned(),
             "tenant \"a\": `keys[0]`: cannot read the file: entity not found",
         ),
-        ("[[tenants]]\nname = \"a\"\nkeys = []\nsecret = 1".to_owned(), ": unknown field"),
+        ("[[tenants]]\nname = \"a\"\nkeys = []\nsecret = 1".to_owned(), "line 4: unknown field"),
         (
             "[[tenants]]\nname = \"a\"\nkeys = [{ file = \"empty\" }]".to_owned(),
             "one key of visible",
@@ -365,7 +365,7 @@ async fn a_file_that_cannot_be_right_keeps_the_conductor_from_starting() {
         ),
         (
             "[[tenants]]\nname = \"a\"\nkeys = []\npriority = \"secret\"".to_owned(),
-            ": unknown variant",
+            "line 4: unknown variant",
         ),
         (
             "[[tenants]]\nname = \"a\"\nkeys = []\npriority_max = \"low\"".to_owned(),

@@ -91,9 +91,11 @@ pub struct Config {
     pub advertise_address: Option<String>,
     /// Prompt tokens of all sequences together that one step computes.
     pub prefill_chunk_tokens: u32,
-    /// Tokens of a block, which is also a page and a slot. All engines of a cluster must agree.
+    /// Tokens of a block, which is also a page and a slot. All engines of a model must agree; the conductor serves
+    /// only one of several kinds.
     pub block_tokens: u32,
-    /// Number format of the cache: `f32` or `bf16`. All engines of a cluster must agree.
+    /// Number format of the cache: `f32` or `bf16`. All engines of a model must agree; the conductor serves only
+    /// one of several kinds.
     pub kv_dtype: KvDtype,
     /// Precision to which attention may round its products, locally and on holders of routed attention: `f32`, or
     /// `bf16`, which is faster on some processors and needs `kv_dtype = "bf16"`. Engines with different precisions

@@ -1,4 +1,4 @@
-//! The sentences of the repository: documents, string literals, help texts and comments, for the test of their style.
+//! The sentences of the repository (documents, string literals, help texts and comments), for the test of their style.
 //!
 //! A [`Passage`] is text whose sentences belong together: a paragraph, a list item, a string literal, or consecutive
 //! lines of comments. Code is not part of it.
@@ -94,23 +94,47 @@ pub fn settings() -> Vec<Passage> {
             || path.starts_with("deploy") && path.ends_with(".yaml")
     };
     let found = files(&[".proto", ".toml", ".yaml", ".h"]);
-    found.iter().filter(|path| is_read(path)).flat_map(|path| line_comments(path)).collect()
+    let mut found: Vec<Passage> =
+        found.iter().filter(|path| is_read(path)).flat_map(|path| file_comments(path)).collect();
+    let python = files(&[".py"]).into_iter();
+    let client = python.filter(|path| path.starts_with("store-node/client/python"));
+    found.extend(client.flat_map(|path| docstrings(&path)));
+    found
 }
 
 /// Comments in code, by the package that they are in.
 pub fn comments(package: &Path) -> Vec<Passage> {
-    let mut found = Vec::new();
-    for path in files(&[".rs", ".py", ".cu", ".c", ".sh"]) {
-        if package_of(&path) != package || is_generated(&path) {
-            continue;
-        }
-        if path.extension().is_some_and(|ending| ending == "rs") {
-            let text = read(&path);
+    let code = files(&[".rs", ".py", ".cu", ".c", ".sh", ".toml", ".yml", "run", "build"]);
+    let is_here = |path: &Path| package_of(path) == package && !is_generated(path);
+    // Configurations are for users: see `settings`.
+    let here = code.iter().filter(|path| is_here(path) && !path.starts_with("configs"));
+    here.flat_map(|path| file_comments(path)).collect()
+}
+
+fn file_comments(path: &Path) -> Vec<Passage> {
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("rs" | "proto" | "cu" | "c" | "h") => {
+            let text = read(path);
             let lexed = lex(&text);
-            found.extend(lexed.passages(&path.to_string_lossy(), &lexed.comments));
-        } else {
-            found.extend(line_comments(&path));
+            lexed.passages(&path.to_string_lossy(), &lexed.comments)
         }
+        _ => hash_comments(path),
+    }
+}
+
+/// Documentation strings of Python, without their indented examples.
+fn docstrings(path: &Path) -> Vec<Passage> {
+    let text = read(path);
+    let mut found = Vec::new();
+    let mut line = 1;
+    for (at, part) in text.split("\"\"\"").enumerate() {
+        if at % 2 == 1 {
+            found.extend(paragraphs(&path.to_string_lossy(), part).into_iter().map(|mut one| {
+                one.line += line - 1;
+                one
+            }));
+        }
+        line += part.matches('\n').count();
     }
     found
 }
@@ -182,21 +206,17 @@ fn without_code(text: &str) -> String {
     bare
 }
 
-/// Comments that begin with `#`, `//` or `*`, each with the lines that go on with it.
-fn line_comments(path: &Path) -> Vec<Passage> {
+/// Comments that begin with `#`, each with the lines that continue it.
+fn hash_comments(path: &Path) -> Vec<Passage> {
     let name = path.to_string_lossy();
-    let marks: &[&str] = match path.extension().and_then(|ending| ending.to_str()) {
-        Some("proto" | "cu" | "c" | "h") => &["//", "/*", "*/", "*"],
-        _ => &["#"],
-    };
     let mut found: Vec<Passage> = Vec::new();
     let mut goes_on = false;
     for (line, text) in (1..).zip(read(path).lines()) {
-        let Some(mark) = marks.iter().find(|mark| text.trim_start().starts_with(**mark)) else {
+        let Some(bare) = text.trim_start().strip_prefix('#') else {
             goes_on = false;
             continue;
         };
-        let bare = text.trim_start()[mark.len()..].trim_start_matches(['/', '*', '#']).trim();
+        let bare = bare.trim_start_matches('#').trim();
         match found.last_mut().filter(|_| goes_on && !bare.is_empty()) {
             Some(last) => last.text = format!("{} {}", last.text, without_code(bare)),
             None => found.push(passage(&name, line, bare)),
@@ -209,7 +229,7 @@ fn line_comments(path: &Path) -> Vec<Passage> {
 /// The byte ranges of one literal, or of the lines of one comment.
 type Span = Vec<Range<usize>>;
 
-/// The literals and the comments of a Rust file.
+/// The literals and the comments of a file in Rust, C, CUDA, protobuf or JSON.
 #[derive(Debug, Default)]
 struct Lexed<'a> {
     source: &'a str,
@@ -229,7 +249,7 @@ impl Lexed<'_> {
         let mut is_code = false;
         let mut bare = Vec::new();
         for range in span {
-            let line = self.source[range.clone()].trim_start_matches(['/', '!']).trim();
+            let line = self.source[range.clone()].trim_start_matches(['/', '!', '*']).trim();
             if line.starts_with("```") {
                 is_code = !is_code;
             } else if !is_code {
@@ -243,6 +263,18 @@ impl Lexed<'_> {
 
 fn span(start: usize, end: usize) -> Span {
     std::iter::once(start..end).collect()
+}
+
+/// The lines between two offsets, each from its first character that is not blank.
+fn lines(source: &str, start: usize, end: usize) -> Span {
+    let mut at = start;
+    let mut found = Span::new();
+    for line in source[start..end].split_inclusive('\n') {
+        let blank = line.len() - line.trim_start().len();
+        found.push(at + blank.min(line.len())..at + line.len());
+        at += line.len();
+    }
+    found
 }
 
 fn lex(source: &str) -> Lexed<'_> {
@@ -265,7 +297,10 @@ fn lex(source: &str) -> Lexed<'_> {
             last_comment_end = if is_empty { usize::MAX } else { end };
             at = end;
         } else if rest.starts_with("/*") {
-            at = find(at, "*/") + 2;
+            let end = find(at, "*/");
+            lexed.comments.push(lines(source, at, end));
+            last_comment_end = usize::MAX;
+            at = (end + 2).min(source.len());
         } else if let Some(hashes) = raw_string(source, at) {
             let start = at + rest.find('"').expect("it has one") + 1;
             let end = find(start, &format!("\"{}", "#".repeat(hashes)));
@@ -414,12 +449,15 @@ mod tests {
 
     #[test]
     fn literals_and_comments_of_rust_are_told_apart() {
-        let source = "//! Head.\n//! More.\nfn f<'a>() { let c = '\"'; let s = \"a // b \\\n   c\"; }\n\
+        let source = "//! Head.\n//! More.\n/* Block\n * goes on. */\nfn f<'a>() { let c = '\"'; let s = \"a // b \\\n   c\"; }\n\
                       /// Doc.\nconst R: &str = r#\"x \"y\" z\"#; // aside\n";
         let lexed = lex(source);
         let texts = |of: Vec<Passage>| of.into_iter().map(|one| one.text).collect::<Vec<_>>();
         assert_eq!(texts(lexed.passages("f", &lexed.literals)), ["a // b c", "x \"y\" z"]);
-        assert_eq!(texts(lexed.passages("f", &lexed.comments)), ["Head. More.", "Doc.", "aside"]);
+        assert_eq!(
+            texts(lexed.passages("f", &lexed.comments)),
+            ["Head. More.", "Block goes on.", "Doc.", "aside"]
+        );
     }
 
     #[test]

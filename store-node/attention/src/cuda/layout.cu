@@ -17,7 +17,7 @@ struct Job {
     u64 query;     // query_rows rows of D_QK values, bf16 or f16, at query_stride_bytes
     u64 pages;     // u64[]: where each page begins
     u64 selected;  // u32[rows]: which row of the pages each row of the list is, or 0 for all in order
-    u64 visible;   // u32[query_rows]: query row i attends the first so many of the list, or 0 for all
+    u64 visible;   // u32[query_rows]: length of the prefix of the list that query row i attends, or 0 for all
     u64 o;         // f32[query_rows][D_V]
     u64 m;         // f32[query_rows]
     u64 l;         // f32[query_rows]

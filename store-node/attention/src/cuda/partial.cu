@@ -488,7 +488,7 @@ template <u32 PARTY> DEVICE void copy_rows_of(const List& list, const Places& pl
     if (tile >= STAGES) wait_for_arrivals(arrivals_at(READ_AT, tile, PARTY), tile / STAGES % 2 ^ 1);
     copy_rows<PARTY * PASSES, (PARTY + 1) * PASSES>(list, places, tile % STAGES);
     arrive_after_copies(landed);
-    arrive_of_warp(landed);  // for what is noted beside the copies
+    arrive_of_warp(landed);  // for the values stored next to the copies
 }
 
 // Copies the tiles of a work one after another, each to where the one before the last was. Where rows lie is

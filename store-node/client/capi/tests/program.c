@@ -1,4 +1,4 @@
-/* What a C program does with the library: one line for each step, ended by "ok" when all is well. */
+/* A C program that uses the library: it prints one line for each step, ended by "ok" when all is well. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
