@@ -34,7 +34,7 @@ pub(crate) struct Metrics {
     pub waited_seconds: HistogramVec,
     /// Files that were read anew, by what they are and how that went.
     pub reloads: IntCounterVec,
-    /// Requests to back ends.
+    /// Requests to backends.
     pub proxied: ProxyMetrics,
     /// Of request bodies that are being read or worked on; set when it is read.
     pub bodies_bytes: IntGauge,
@@ -140,7 +140,7 @@ impl Metrics {
             proxied: ProxyMetrics {
                 requests: counters(
                     "kvasir_conductor_backend_requests_total",
-                    "Requests forwarded to back ends, by model and status of the answer.",
+                    "Requests forwarded to backends, by model and status of the answer.",
                     &["model", "status"],
                 )?,
                 alive: registered(
@@ -148,7 +148,7 @@ impl Metrics {
                     IntGaugeVec::new(
                         Opts::new(
                             "kvasir_conductor_backends_healthy",
-                            "Back ends that answer, by model.",
+                            "Backends that answer, by model.",
                         ),
                         &["model"],
                     )?,

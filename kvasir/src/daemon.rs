@@ -18,9 +18,9 @@ use crate::config;
 /// left to do that from outside.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
-/// A second signal that comes this soon is the first one again: tools often signal a process and
-/// its group.
-const SAME_WISH: Duration = Duration::from_secs(1);
+/// A second signal within this time is a duplicate of the first: tools often signal a process and its
+/// process group.
+const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kind {
@@ -119,7 +119,7 @@ async fn end_at_signal(mut interrupt: Signal, mut terminate: Signal, shutdown: C
                 tracing::info!("draining");
                 shutdown.cancel();
             }
-            Some(asked_at) if asked_at.elapsed() < SAME_WISH => {}
+            Some(asked_at) if asked_at.elapsed() < DUPLICATE_SIGNAL_WINDOW => {}
             Some(_) => {
                 tracing::warn!("received a second signal; exiting without draining");
                 std::process::exit(130);

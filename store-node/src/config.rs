@@ -265,7 +265,7 @@ pub struct Replication {
     /// A node that does not answer for this time, in milliseconds, counts as lost: its contexts are replicated to
     /// another node. Set it longer than a restart takes.
     pub node_lost_after_ms: u64,
-    /// During a drain: the number of bytes of blocks outside contexts that are moved. The blocks with the highest
+    /// During a drain: the number of bytes of blocks outside contexts that are copied. The blocks with the highest
     /// predicted reuse move first.
     pub drain_hot_bytes_max: u64,
 }

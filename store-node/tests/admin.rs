@@ -369,7 +369,7 @@ async fn a_drained_node_has_moved_what_it_had_promised_and_what_is_hot() {
     assert!(!from.status().await.drained, "a share is open");
     from.engine.release(busy);
     let status = from.drained().await;
-    assert_eq!((status.context_chains_moved, status.hot_chains_failed), (2, 0), "{status:?}");
+    assert_eq!((status.context_chains_copied, status.hot_chains_failed), (2, 0), "{status:?}");
     from.keeps_like(&mut to, &kept).await;
     assert_eq!(to.contexts().await, contexts);
     let slots: Vec<u32> =
@@ -425,7 +425,7 @@ async fn a_drain_that_either_side_interrupted_is_done_again() {
     }
     from.drain(&[&to.node], 0).await;
     until("something has moved", async || {
-        (from.status().await.context_chains_moved > 0).then_some(())
+        (from.status().await.context_chains_copied > 0).then_some(())
     })
     .await;
     // The one goes in the middle of it, and comes back with its disk.
@@ -441,7 +441,7 @@ async fn a_drain_that_either_side_interrupted_is_done_again() {
     assert!(!from.status().await.draining);
     from.drain(&[&to.node], 0).await;
     let status = from.drained().await;
-    assert_eq!(status.context_chains_moved, 4);
+    assert_eq!(status.context_chains_copied, 4);
     for kept in &chains {
         from.keeps_like(&mut to, kept).await;
     }

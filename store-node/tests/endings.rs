@@ -175,7 +175,7 @@ async fn a_writer_that_is_gone_is_cut_off_and_its_slots_come_free() {
         decode_engine.stopped(D(1)).await;
         decode_engine.release(D(1));
         decode.is_quiet().await;
-        assert_eq!(decode.metric("peer_writers_cut_off_total").await, 1.0, "{domain:?}");
+        decode.shows("peer_writers_cut_off_total", 1.0).await;
     }
 }
 

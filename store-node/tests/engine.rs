@@ -191,7 +191,7 @@ async fn check_expelled(misbehave: impl AsyncFnOnce(&mut FakeEngine, &[u32])) {
     assert_eq!(bound.cached_tokens, 2 * BLOCK_TOKENS);
     misbehave(&mut engine, &bound.slots).await;
     is_alone(&mut node).await;
-    assert_eq!(node.metric("engines_detached_total").await, 1.0);
+    node.shows("engines_detached_total", 1.0).await;
     node.shows("slots{state=\"quarantined\"}", 2.0).await;
     until("the engine notices", async || (!engine.attachment.is_connected()).then_some(())).await;
     drop(engine);
@@ -279,7 +279,7 @@ async fn an_engine_that_does_not_stop_when_it_is_told_is_detached() {
     engine.stopped(P(2)).await;
     // Conductors are told that there is no engine; what it may still write is nobody's.
     is_alone(&mut node).await;
-    assert_eq!(node.metric("engines_detached_total").await, 1.0);
+    node.shows("engines_detached_total", 1.0).await;
     node.shows("slots{state=\"quarantined\"}", 2.0).await;
     until("the engine notices", async || (!engine.attachment.is_connected()).then_some(())).await;
     drop(engine);

@@ -83,7 +83,7 @@ async fn check_touched(touch: impl FnOnce(&mut FakeEngine)) {
     two.bind(P(2)).await;
     touch(&mut two);
     until_only(&mut node, "one").await;
-    assert_eq!(node.metric("engines_detached_total").await, 1.0);
+    node.shows("engines_detached_total", 1.0).await;
     // What it held is nobody's until it is gone, and the other one's share is untouched.
     node.shows("slots{state=\"quarantined\"}", 2.0).await;
     one.compute(P(1), &tokens, &bound.slots, 0..2);
@@ -286,7 +286,7 @@ async fn is_served_within_the_node(domain: Domain, thread: TransferThread) {
         node.is_quiet().await;
         assert_eq!(node.blocks(&chain(&tokens)).await.len(), 3, "each block is here once");
     }
-    assert_eq!(node.metric("pushes_total{outcome=\"landed\"}").await, 2.0);
+    node.shows("pushes_total{outcome=\"landed\"}", 2.0).await;
     let pages = node.metric("pushed_bytes_total").await / layout().slot_bytes() as f64;
     assert_eq!(pages, 4.0 + 1.0, "the second time only what is no block");
 }

@@ -111,7 +111,7 @@ async fn a_flipped_bit_is_found(bytes_per_s: u64) {
         (fetch.source.blocks(&keys).await.len() == 2).then_some(())
     })
     .await;
-    assert_eq!(fetch.source.metric("corrupt_blocks_total").await, 1.0);
+    fetch.source.shows("corrupt_blocks_total", 1.0).await;
     assert_eq!(fetch.target_engine.unasked(), [], "nothing is bound before it is settled");
     let settled = fetch.target.commit(P(1), pushed.valid_blocks, false).await.expect("settled");
     assert_eq!(settled.cached_blocks, 2);
@@ -227,7 +227,7 @@ async fn a_source_that_is_gone_is_cut_off_and_nothing_of_it_is_kept() {
     for (serial, source_lost) in [(1, true), (2, false)] {
         let settled = target.commit(P(serial), 0, source_lost).await.expect("settled");
         assert_eq!(settled.cached_blocks, 0);
-        assert_eq!(target.metric("peer_writers_cut_off_total").await, 1.0);
+        target.shows("peer_writers_cut_off_total", 1.0).await;
     }
     for serial in [1, 2] {
         let bound = target_engine.bound(P(serial)).await;

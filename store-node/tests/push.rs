@@ -95,7 +95,7 @@ async fn what_is_held_is_pinned_and_not_pushed_again() {
     let (targets, held, decode_held) = pair.allocate(2, &longer).await;
     assert_eq!((held, decode_held, targets.first_page), (2, 2, 2));
     assert_eq!(targets.expected_count, 3 * u32::from(LAYERS) + 1);
-    assert_eq!(pair.prefill.metric("pins").await, 2.0);
+    pair.prefill.shows("pins", 2.0).await;
     pair.prefill.abort(P(2)).await;
     pair.decode.abort(D(2)).await;
     pair.serve(3, &longer).await;
@@ -147,7 +147,7 @@ async fn a_rotten_cached_block_is_dropped(released: bool) {
         (pair.prefill.blocks(&keys).await.len() == 1).then_some(())
     })
     .await;
-    assert_eq!(pair.prefill.metric("corrupt_blocks_total").await, 1.0);
+    pair.prefill.shows("corrupt_blocks_total", 1.0).await;
     pair.decode.abort(D(2)).await;
     pair.is_quiet().await;
     assert_eq!(pair.decode.blocks(&keys).await.len(), 0, "nothing of it was believed");

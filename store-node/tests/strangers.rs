@@ -137,7 +137,7 @@ async fn a_silent_writer_is_shut_out(domain: Domain) {
     engine.stopped(share(1, Side::Decode)).await;
     engine.release(share(1, Side::Decode));
     node.is_quiet().await;
-    assert_eq!(node.metric("peer_writers_cut_off_total").await, 1.0);
+    node.shows("peer_writers_cut_off_total", 1.0).await;
     // The slots may be anybody's now. It connects anew, and what it knows from before is refused.
     until("a refusal", async || {
         let late = target.write_page(&stranger, 0, 0, &[0xee; 1024]).await;
@@ -189,7 +189,7 @@ async fn a_tail_that_cannot_be_believed_aborts_the_share() {
     engine.release(share(1, Side::Decode));
     node.is_quiet().await;
     assert_eq!(node.blocks(&[]).await.len(), 0);
-    assert_eq!(node.metric("invalid_tails_total").await, 1.0);
+    node.shows("invalid_tails_total", 1.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -258,7 +258,8 @@ async fn cut_off_after_answer(kind: u8) -> f64 {
     decode_share(&mut node, &stranger, &prompt(1, 2 * BLOCK_TOKENS)).await;
     node.abort(share(1, Side::Decode)).await;
     let (peer, mut message) = until("the ask", async || stranger.messages.try_recv().ok()).await;
-    assert_eq!(node.metric("slots{state=\"quarantined\"}").await, 2.0, "not before the answer");
+    // Not before the answer.
+    node.shows("slots{state=\"quarantined\"}", 2.0).await;
     // The kind is the first field: one byte of tag, one of value.
     assert_eq!(message[..2], [8, 1]);
     message[1] = kind;
@@ -291,7 +292,7 @@ async fn an_engine_that_has_let_go_is_not_blamed_for_a_writer_that_is_silent() {
     engine.stopped(share(1, Side::Decode)).await;
     engine.release(share(1, Side::Decode));
     tokio::time::sleep(Duration::from_millis(5 * timeout_ms)).await;
-    assert_eq!(node.metric("slots{state=\"quarantined\"}").await, 2.0);
+    node.shows("slots{state=\"quarantined\"}", 2.0).await;
     assert_eq!(node.instances().await.len(), 1, "the engine is still served");
 }
 
@@ -320,11 +321,11 @@ async fn only_its_writer_can_end_a_share() {
         other.say(&mut node, kind, receiver, target.0.imm).await;
         refused(&node, count).await;
     }
-    assert_eq!(node.metric("slots{state=\"quarantined\"}").await, 2.0);
+    node.shows("slots{state=\"quarantined\"}", 2.0).await;
     assert_eq!(node.metric("peer_writers_cut_off_total").await, 0.0);
     writer.say(&mut node, STOPPED, receiver, target.0.imm).await;
     node.is_quiet().await;
-    assert_eq!(node.metric("peer_messages_refused_total").await, 3.0);
+    node.shows("peer_messages_refused_total", 3.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -391,5 +392,5 @@ async fn objects_are_ordered_by_who_gets_them_and_not_too_many_at_once() {
     stranger.order(&mut node, &order(&stranger, 65)).await;
     refused(&node, 2.0).await;
     node.is_quiet().await;
-    assert_eq!(node.metric("peer_messages_refused_total").await, 2.0);
+    node.shows("peer_messages_refused_total", 2.0).await;
 }

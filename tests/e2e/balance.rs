@@ -73,7 +73,7 @@ async fn asks_until(
     wanted: impl Fn(&[(String, String)]) -> bool,
 ) -> usize {
     let state = cluster.state();
-    let watch = state["watch"].as_str().expect("a URL");
+    let watch = state["monitor"].as_str().expect("a URL");
     let ends = AtomicBool::new(false);
     let began = Instant::now();
     let watches = async {
@@ -100,7 +100,7 @@ async fn roles_follow_the_load_and_no_request_notices() {
     .await;
     let second = Second::start(&cluster).await;
     let state = cluster.state();
-    let watch = state["watch"].as_str().expect("a URL");
+    let watch = state["monitor"].as_str().expect("a URL");
     assert_eq!(count(&roles(&cluster, watch).await, "both"), 3, "nobody has said anything yet");
 
     let prompts = Shape { prompt_tokens: 1_500, generated_tokens: 2, at_once: 6 };

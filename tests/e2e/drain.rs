@@ -100,7 +100,7 @@ async fn a_drained_decode_node_is_not_missed_and_what_it_kept_is_answered_from_t
 
     let status = asked(&cluster, drained, "status").remove(0);
     assert_eq!((&status["drain"]["drained"], &status["shares"]), (&true.into(), &0.into()));
-    assert_eq!(status["drain"]["context_chains_moved"], 1, "{status}");
+    assert_eq!(status["drain"]["context_chains_copied"], 1, "{status}");
     assert_eq!(cluster.ready_of(drained).await, (503, "draining\n".into()));
     // As many blocks, kept for the same tenant until the same time.
     let mut kept = [drained, other].map(|node| asked(&cluster, node, "list --class context"));

@@ -47,7 +47,7 @@ def decisions(recording):
         client.start()
     for client in clients:
         client.join()
-    watch = recording.state()["watch"]
+    watch = recording.state()["monitor"]
     listed = httpx.get(f"{watch}/decisions", params={"last": 1000}).json()["decisions"]
     kinds = {"refused" if one.get("refused") else "placed" for one in listed}
     assert kinds == {"refused", "placed"}, "the load is of both kinds"

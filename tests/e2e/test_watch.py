@@ -31,7 +31,7 @@ def asked(cluster):
 @pytest.fixture
 def run(cluster, request):
     binary = request.config.getoption("--kvasir")
-    watch = cluster.state()["watch"]
+    watch = cluster.state()["monitor"]
 
     def run(*words):
         line = [binary, *words, "--conductor", watch]

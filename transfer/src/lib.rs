@@ -84,7 +84,7 @@ pub use write::{PageSide, Source, Write, WritePaged};
 /// The checksum that writes carry and receivers verify.
 pub use kvasir_checksum::{Checksum, Stores, checksum, fold};
 
-/// Its example is compiled and run as everybody else's.
+/// Compiles and runs the examples of the integration guide.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/integrate/transfer.md")]
-struct Readme;
+struct IntegrationGuide;

@@ -23,7 +23,7 @@ use serde::Deserialize;
 
 use super::KeyHash;
 use super::tenant::{Quotas, Standing};
-use crate::contexts::NOBODY;
+use crate::contexts::ANONYMOUS;
 use crate::reload::{ReadError, read_bounded};
 use crate::serve::CacheClass;
 
@@ -141,7 +141,7 @@ fn check(entry: Entry, folder: &Path, seen: &mut HashSet<KeyHash>) -> Result<One
     if entry.name.chars().any(char::is_control) {
         return Err("`name` must not contain control characters".to_owned());
     }
-    if entry.name == NOBODY {
+    if entry.name == ANONYMOUS {
         return Err("`name` is reserved for callers without a key; choose another one".to_owned());
     }
     let limits = [

@@ -29,9 +29,8 @@ use crate::config::ContextsConfig;
 use crate::metrics::Metrics;
 use crate::openai::{ApiError, TtlLimits, shown};
 
-/// What callers without a key are called at store nodes. No tenant has this name: the file of keys is
-/// refused with it.
-pub(crate) const NOBODY: &str = "(nobody)";
+/// The tenant of callers without an API key, as store nodes know it. The keys file rejects this name.
+pub(crate) const ANONYMOUS: &str = "(anonymous)";
 
 /// The bounds, shared by all requests.
 #[derive(Debug)]
@@ -109,7 +108,7 @@ impl Contexts {
 /// By what name nodes know whose request it is.
 fn tenant_of(salt: &str) -> &str {
     // No tenant's name is empty.
-    if salt.is_empty() { NOBODY } else { salt }
+    if salt.is_empty() { ANONYMOUS } else { salt }
 }
 
 fn json(value: &impl serde::Serialize) -> Response {

@@ -64,7 +64,7 @@ impl Front {
     }
 
     /// Why no request should come now. As long as nodes are still saying what they hold, a request
-    /// for what they serve would be computed anew: that back ends answer for other models does not
+    /// for what they serve would be computed anew: that backends answer for other models does not
     /// help it. Once they have, one model that is served is enough, whoever serves it.
     pub(crate) fn unready(&self) -> Option<&'static str> {
         if self.draining.is_cancelled() {
@@ -75,7 +75,7 @@ impl Front {
         }
         let served = self.cluster.serves(self.texts.names()) || self.proxies.is_ready();
         (!served).then_some(
-            "no configured model is available: attach engines that prefill and decode, or start a back end",
+            "no configured model is available: attach engines that prefill and decode, or start a backend",
         )
     }
 
@@ -257,7 +257,7 @@ async fn create_context(State(front): Shared, request: Request) -> Result<Respon
     let answered = match proxied(&front, &body).await? {
         Some(_) => Err(ApiError::unsupported(
             "model",
-            "A back end serves this model; contexts need a model of attached engines.",
+            "A backend serves this model; contexts need a model of attached engines.",
         )),
         None => Box::pin(contexts::create(&front, arrival, body)).await,
     };

@@ -56,8 +56,8 @@ impl<'a> Base<'a> {
         const SHAPE: &str = "must be a base URL such as http://host:8000, without /v1";
         let parsed = url.parse::<Uri>().map_err(|error| format!("is not a URL: {error}"))?;
         if parsed.scheme_str() != Some("http") {
-            return Err("must begin with http://: Kvasir does not support TLS to back ends; if \
-                        a back end needs it, put a proxy between them"
+            return Err("must begin with http://: Kvasir does not support TLS to backends; if \
+                        a backend needs it, put a proxy between them"
                 .to_owned());
         }
         let rest = url.get("http://".len()..).unwrap_or_default();
@@ -196,7 +196,7 @@ impl Backend {
     fn set_alive(&self, alive: bool) {
         if self.alive.swap(alive, Ordering::Relaxed) != alive {
             let said = if alive { "is healthy" } else { "does not answer" };
-            tracing::info!(url = self.url, model = self.model, "a back end {said}");
+            tracing::info!(url = self.url, model = self.model, "a backend {said}");
         }
     }
 }

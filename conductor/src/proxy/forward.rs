@@ -71,7 +71,7 @@ const ELSEWHERE: [StatusCode; 4] = [
 /// What a server that all tenants share must not be asked for: to keep something, to go on with what is kept,
 /// or to work on when nobody waits.
 const STATEFUL: [&str; 3] = ["background", "previous_response_id", "conversation"];
-const LATE: Failure = Failure::Deadline { phase: "waiting for a back end" };
+const LATE: Failure = Failure::Deadline { phase: "waiting for a backend" };
 /// Of the prompt, what is looked at for the choice of a server.
 const CHOSEN_BY_BYTES: usize = 256 << 10;
 
@@ -128,7 +128,7 @@ pub(crate) async fn forward(
                 count(proxies, model, answer.status().as_str());
                 let status = answer.status();
                 if !status.is_success() {
-                    trail.ended(&format!("the back end returned {status}"), None);
+                    trail.ended(&format!("the backend returned {status}"), None);
                 }
                 let answered = (answer, flight);
                 if !ELSEWHERE.contains(&status) {
@@ -139,7 +139,7 @@ pub(crate) async fn forward(
             }
             Ok(Err(error)) => {
                 let unreached = matches!(error, AskError::Unreached(_));
-                tracing::warn!(url = flight.backend().url(), %error, "a back end failed");
+                tracing::warn!(url = flight.backend().url(), %error, "a backend failed");
                 count(proxies, model, if unreached { "unreachable" } else { "interrupted" });
                 trail.ended(&error.to_string(), None);
                 if unreached {
@@ -150,7 +150,7 @@ pub(crate) async fn forward(
                 // Servers close connections that are idle, and may do so just now; but a request that
                 // brings servers down is not to meet all of them.
                 if broke.replace(at).is_some() {
-                    let reason = "connections to back ends failed twice".to_owned();
+                    let reason = "connections to backends failed twice".to_owned();
                     return Err(Failure::Interrupted { reason }.into());
                 }
             }
@@ -270,11 +270,11 @@ fn pass(answer: Response<Pieces>, held: Held, deadline: Instant) -> Response {
 fn refusal(front: &Front, pool: &Pool, nobody: Nobody) -> ApiError {
     match nobody {
         Nobody::Full => {
-            let reason = "all back ends of the model are at `running_requests_max`".to_owned();
+            let reason = "all backends of the model are at `running_requests_max`".to_owned();
             Failure::too_many(reason, front.cluster.requests_end_in_ms(1)).into()
         }
         Nobody::NoneAnswers => ApiError::unavailable(format!(
-            "None of the {} back ends of the model answers.",
+            "None of the {} backends of the model answers.",
             pool.backends.len()
         )),
     }

@@ -59,9 +59,9 @@ struct Line {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
     /// Nothing was sent.
-    #[error("cannot reach the back end: {0}")]
+    #[error("cannot reach the backend: {0}")]
     Unreached(#[from] io::Error),
-    #[error("the connection to the back end failed: {0}")]
+    #[error("the connection to the backend failed: {0}")]
     BrokeOff(#[from] hyper::Error),
 }
 

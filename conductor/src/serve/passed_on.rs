@@ -61,7 +61,7 @@ impl fmt::Display for PassedOn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for server in &self.servers {
             let ServerSeen { url, in_flight, in_flight_max, state } = server;
-            write!(f, "back end {url}: {in_flight} of at most {in_flight_max} requests running: ")?;
+            write!(f, "backend {url}: {in_flight} of at most {in_flight_max} requests running: ")?;
             f.write_str(match state {
                 ServerState::Chosen => "chosen",
                 ServerState::FarBusier => "has seen the prefix, but is far busier",
@@ -89,8 +89,8 @@ impl PassedOn {
             ),
             Why::SameKey => "it has seen a prompt with the same `prompt_cache_key`".into(),
             Why::LeastBusy => "it has the fewest running requests".into(),
-            Why::AllFull => "all healthy back ends are at `running_requests_max`".into(),
-            Why::NoneAnswers => "no back end of the model answers".into(),
+            Why::AllFull => "all healthy backends are at `running_requests_max`".into(),
+            Why::NoneAnswers => "no backend of the model answers".into(),
         }
     }
 }
@@ -118,12 +118,12 @@ mod tests {
         };
         assert_eq!(
             passed.to_string(),
-            "back end http://a: 3 of at most 8 requests running: chosen\n\
-             back end http://b: 0 of at most 8 requests running: does not answer\n\
+            "backend http://a: 3 of at most 8 requests running: chosen\n\
+             backend http://b: 0 of at most 8 requests running: does not answer\n\
              forwarded to http://a: it has seen the longest common prefix, 512 of 700 bytes"
         );
         let nobody =
             PassedOn { to: None, reason: Why::NoneAnswers, prompt_bytes: 0, servers: vec![] };
-        assert_eq!(nobody.to_string(), "not forwarded: no back end of the model answers");
+        assert_eq!(nobody.to_string(), "not forwarded: no backend of the model answers");
     }
 }

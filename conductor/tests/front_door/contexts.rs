@@ -407,10 +407,10 @@ async fn pages_of_several_nodes_are_one_list() {
         ids.push(format!("ctx_{}{}", hex(&namespace), hex(&key)));
         // Every third one at both.
         if number % 3 != 1 {
-            kept.p.shelf().contexts.insert(place.clone(), of("(nobody)", 10_000));
+            kept.p.shelf().contexts.insert(place.clone(), of("(anonymous)", 10_000));
         }
         if number % 3 != 2 {
-            kept.d.shelf().contexts.insert(place, of("(nobody)", 20_000));
+            kept.d.shelf().contexts.insert(place, of("(anonymous)", 20_000));
         }
         let other = (namespace.clone(), vec![number, 1]);
         kept.p.shelf().contexts.insert(other, of("another", 10_000));
@@ -448,7 +448,7 @@ async fn pages_of_several_nodes_are_one_list() {
 async fn a_context_of_a_model_that_is_gone_has_no_name_for_it() {
     let kept = Kept::start().await;
     let kept_there = Shelved {
-        tenant: "(nobody)".to_owned(),
+        tenant: "(anonymous)".to_owned(),
         blocks: 3,
         created_unix_ms: 5_000,
         expires_unix_ms: 10_000,

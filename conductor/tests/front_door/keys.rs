@@ -352,7 +352,7 @@ async fn a_file_that_cannot_be_right_keeps_the_conductor_from_starting() {
             "`keys[1]` is already defined",
         ),
         (
-            "[[tenants]]\nname = \"(nobody)\"\nkeys = []".to_owned(),
+            "[[tenants]]\nname = \"(anonymous)\"\nkeys = []".to_owned(),
             "`name` is reserved for callers without a key",
         ),
         (

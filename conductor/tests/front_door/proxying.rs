@@ -382,7 +382,7 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     assert_eq!(ask(&long).await, 200);
     let found = decisions(&harness).await;
     let [failed, instead] = &found[before..] else { panic!("two more in {found:?}") };
-    assert_eq!(failed["outcome"]["how"], "the back end returned 503 Service Unavailable");
+    assert_eq!(failed["outcome"]["how"], "the backend returned 503 Service Unavailable");
     let to = format!("http://{}", other.address);
     assert_eq!(
         (&instead["passed_on"]["to"], &instead["outcome"]["how"]),
@@ -430,7 +430,7 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     let found = decisions(&harness).await;
     assert!(found.len() > before);
     let nobody = found.last().expect("one");
-    assert_eq!(nobody["refused"], "no back end of the model answers");
+    assert_eq!(nobody["refused"], "no backend of the model answers");
     assert_eq!(nobody["passed_on"]["to"], Value::Null);
     assert!(nobody["text"].as_str().expect("text").contains("does not answer"));
 }

@@ -163,7 +163,7 @@ impl Default for Config {
             role: Role::Both,
             model_dir: PathBuf::from("configs/models/tiny-deepseek-v2"),
             model_name: "tiny-deepseek-v2".to_owned(),
-            attach_dir: PathBuf::from("run/node-0"),
+            attach_dir: PathBuf::from("/run/kvasir/node"),
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 7300)),
             advertise_address: None,
             prefill_chunk_tokens: 512,

@@ -22,7 +22,7 @@ const POLL: Duration = Duration::from_millis(200);
 const PAGE_BLOCKS: u32 = 1_000;
 const PAGE_CONTEXTS: u32 = 1_000;
 /// The tenant of all requests at a conductor without API keys.
-const ANONYMOUS: &str = "(nobody)";
+const ANONYMOUS: &str = "(anonymous)";
 
 /// Flags of `kvasir admin`.
 #[derive(Debug, clap::Args)]

@@ -177,9 +177,9 @@ pub(super) fn drain_json(status: &v1::DrainStatus) -> Value {
         "draining": status.draining,
         "drained": status.drained,
         "shares": status.shares,
-        "context_chains_moved": status.context_chains_moved,
+        "context_chains_copied": status.context_chains_copied,
         "context_chains_left": status.context_chains_left,
-        "hot_chains_moved": status.hot_chains_moved,
+        "hot_chains_copied": status.hot_chains_copied,
         "hot_chains_left": status.hot_chains_left,
         "hot_chains_failed": status.hot_chains_failed,
         "copies": status.copies,
@@ -192,13 +192,13 @@ pub(super) fn drain(status: &v1::DrainStatus) -> String {
     if !status.draining {
         return "serving".to_owned();
     }
-    let v1::DrainStatus { context_chains_moved, context_chains_left, .. } = status;
-    let v1::DrainStatus { hot_chains_moved, hot_chains_left, hot_chains_failed, .. } = status;
+    let v1::DrainStatus { context_chains_copied, context_chains_left, .. } = status;
+    let v1::DrainStatus { hot_chains_copied, hot_chains_left, hot_chains_failed, .. } = status;
     let mut text = if status.drained { "drained".to_owned() } else { "draining".to_owned() };
     let _ = write!(
         text,
-        ": {} shares open; context chains: {context_chains_moved} moved, {context_chains_left} left; hot \
-         chains: {hot_chains_moved} moved, {hot_chains_left} left, {hot_chains_failed} failed",
+        ": {} shares open; context chains: {context_chains_copied} copied, {context_chains_left} left; hot \
+         chains: {hot_chains_copied} copied, {hot_chains_left} left, {hot_chains_failed} failed",
         status.shares
     );
     if !status.waiting_for.is_empty() {

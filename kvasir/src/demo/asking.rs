@@ -54,7 +54,7 @@ pub(super) struct Answered {
 /// See the module.
 pub(super) struct Asking {
     url: String,
-    watch: String,
+    monitor: String,
     model: String,
     /// Where nodes and engines show their counters.
     metrics: Vec<String>,
@@ -78,7 +78,7 @@ impl Asking {
         let nodes = cluster.processes.iter().filter(|(name, _)| name.ends_with("-node"));
         Ok(Asking {
             url: cluster.url.clone(),
-            watch: cluster.watch.clone(),
+            monitor: cluster.monitor.clone(),
             model: cluster.model.clone(),
             metrics: nodes.map(|(_, node)| node.metrics.clone()).collect(),
             draws: StdRng::seed_from_u64(1),
@@ -206,7 +206,7 @@ impl Asking {
 
     /// What was decided for it, with all prices.
     pub(super) async fn placement(&self, answered: &Answered) -> Result<Value, Failed> {
-        let url = format!("{}/decisions/{}", self.watch, answered.request_id);
+        let url = format!("{}/decisions/{}", self.monitor, answered.request_id);
         let mut decisions = http::get(&url, LIMITS).await?.json()?;
         let last = decisions["decisions"].as_array_mut().and_then(Vec::pop);
         last.map(|mut decision| decision["placement"].take())

@@ -43,8 +43,9 @@ use supervise::{Ended, Supervisor};
 const TICK: Duration = Duration::from_millis(50);
 /// A child that ends this often in a row before the cluster has been ready will not come up.
 const ENDS_BEFORE_GIVING_UP: u32 = 5;
-/// A second signal that comes this soon is the first one again.
-const SAME_WISH: Duration = Duration::from_secs(1);
+/// A second signal within this time is a duplicate of the first: tools often signal a process and its
+/// process group.
+const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_secs(1);
 /// A readiness probe that takes longer has failed.
 const READY_LIMITS: Limits =
     Limits { connect: Duration::from_secs(1), answer: Duration::from_secs(1) };
@@ -144,12 +145,9 @@ pub(crate) async fn run_for<T>(
     };
     let ending = Instant::now();
     say("stopping the conductor, then the engines, then the store nodes");
-    let mut again: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async {
-        // Tools often signal a process and its group, so that one wish arrives twice.
-        tokio::time::sleep(SAME_WISH).await;
-        signals.next().await;
-    });
-    supervisor.shut_down(&mut again).await;
+    let mut hurry: Pin<Box<dyn Future<Output = ()>>> =
+        Box::pin(async { signals.next_after(ending, DUPLICATE_SIGNAL_WINDOW).await });
+    supervisor.shut_down(&mut hurry).await;
     if outcome.is_err() {
         run_dir.keep();
         say(&format!("the logs remain in {}", run_dir.path().display()));
@@ -294,6 +292,16 @@ impl Signals {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
             _ = self.hangup.recv() => {}
+        }
+    }
+
+    /// The next signal later than `window` after `since`; ignores earlier ones.
+    async fn next_after(&mut self, since: Instant, window: Duration) {
+        loop {
+            self.next().await;
+            if since.elapsed() >= window {
+                return;
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct ClusterPlan {
     pub processes: Vec<ProcessPlan>,
     pub front_door: SocketAddr,
     /// Where the conductor shows what it decided and how the cluster does.
-    pub watch: SocketAddr,
+    pub monitor: SocketAddr,
     pub model_name: String,
 }
 
@@ -93,10 +93,10 @@ pub(super) fn plan(
     let peers = if flags.no_replication { &[] } else { &node_addresses[..] };
     let named = configs.into_iter().map(|node| beside(node, peers));
     let nodes: Vec<ProcessPlan> = named.collect::<Result<_, _>>()?;
-    let watch = addresses.free()?;
-    let conductor = conductor(&common, front_door, watch, node_addresses, addresses)?;
+    let monitor = addresses.free()?;
+    let conductor = conductor(&common, front_door, monitor, node_addresses, addresses)?;
     let processes = nodes.into_iter().chain(workers).chain([conductor]).collect();
-    Ok(ClusterPlan { processes, front_door, watch, model_name })
+    Ok(ClusterPlan { processes, front_door, monitor, model_name })
 }
 
 struct Common<'a> {

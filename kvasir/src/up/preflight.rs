@@ -29,10 +29,16 @@ pub(super) enum PreflightError {
     #[error("cannot serve the model in {}: {reason}", path.display())]
     Unsupported { path: PathBuf, reason: String },
     #[error(
-        "{engines} engines with --dram-bytes {dram_bytes} need about {needed_mib} MiB of memory, \
-         but only {available_mib} MiB are available; use a smaller --dram-bytes or fewer engines"
+        "{engines} engines on {nodes} store nodes with --dram-bytes {dram_bytes} need about \
+         {needed_mib} MiB of memory, but only {available_mib} MiB are available; use a smaller --dram-bytes or fewer engines"
     )]
-    TooLittleMemory { engines: u32, dram_bytes: u64, needed_mib: u64, available_mib: u64 },
+    TooLittleMemory {
+        engines: u32,
+        nodes: u32,
+        dram_bytes: u64,
+        needed_mib: u64,
+        available_mib: u64,
+    },
     #[error(
         "--dram-bytes {dram_bytes} has room for {slots} blocks of this model, but an engine needs \
          at least {ARENA_SLOTS_MIN}; use {wanted} or more"
@@ -78,14 +84,17 @@ pub(super) fn check_model(
     let slot_bytes = description.config.layout(block_tokens, flags.kv_dtype()).slot_bytes();
     check_arena(flags.dram_bytes, slot_bytes)?;
     let need = Need {
+        engines: engines.total(),
+        nodes: engines.total().div_ceil(flags.engines_per_node),
         dram_bytes: flags.dram_bytes,
         tail_bytes: NodeConfig::default().tail_bytes,
         weights_bytes: description.memory_bytes,
     };
-    let (needed, available) = (need.total(engines, reserved_bytes()), available_bytes());
+    let (needed, available) = (need.total(reserved_bytes()), available_bytes());
     if needed > available {
         return Err(PreflightError::TooLittleMemory {
-            engines: engines.total(),
+            engines: need.engines,
+            nodes: need.nodes,
             dram_bytes: flags.dram_bytes,
             needed_mib: needed >> 20,
             available_mib: available >> 20,
@@ -104,25 +113,30 @@ fn check_arena(dram_bytes: u64, slot_bytes: u64) -> Result<(), PreflightError> {
     Err(PreflightError::SmallArena { dram_bytes, slots, wanted })
 }
 
-/// What one engine and its node take.
+/// The memory that a cluster needs, by its parts.
 #[derive(Debug, Clone, Copy)]
 struct Need {
+    engines: u32,
+    nodes: u32,
+    /// The arena of one node.
     dram_bytes: u64,
+    /// The tail space of one node.
     tail_bytes: u64,
+    /// The weights that one engine loads.
     weights_bytes: u64,
 }
 
 impl Need {
-    /// Beside arenas that find room in reserved pages.
-    fn total(self, engines: Engines, reserved_bytes: u64) -> u64 {
-        let arenas = u64::from(engines.total());
+    /// Bytes, without the arenas that fit into reserved huge pages.
+    fn total(self, reserved_bytes: u64) -> u64 {
+        let (engines, nodes) = (u64::from(self.engines), u64::from(self.nodes));
         let in_reserved = reserved_bytes / self.dram_bytes.max(1);
-        self.tail_bytes
-            .saturating_add(self.weights_bytes)
-            .saturating_add(2 * MEMORY_PER_PROCESS_BYTES)
-            .saturating_mul(arenas)
-            .saturating_add(self.dram_bytes.saturating_mul(arenas.saturating_sub(in_reserved)))
-            .saturating_add(MEMORY_PER_PROCESS_BYTES)
+        let conductor = 1;
+        let processes = conductor + engines + nodes;
+        (self.weights_bytes.saturating_mul(engines))
+            .saturating_add(self.tail_bytes.saturating_mul(nodes))
+            .saturating_add(self.dram_bytes.saturating_mul(nodes.saturating_sub(in_reserved)))
+            .saturating_add(MEMORY_PER_PROCESS_BYTES.saturating_mul(processes))
     }
 }
 
@@ -131,15 +145,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_need_grows_with_arena_weights_and_engines_and_never_wraps() {
-        let engines = |prefill| Engines { prefill, decode: 1, both: 0 };
-        let need = Need { dram_bytes: 100, tail_bytes: 7, weights_bytes: 10 };
+    fn memory_need_counts_arenas_per_node_and_weights_per_engine_and_never_wraps() {
+        let need = Need { engines: 2, nodes: 2, dram_bytes: 100, tail_bytes: 7, weights_bytes: 10 };
         let process = MEMORY_PER_PROCESS_BYTES;
-        assert_eq!(need.total(engines(1), 0), 2 * 117 + 5 * process);
-        assert_eq!(need.total(engines(2), 0), 3 * 117 + 7 * process);
-        assert_eq!(Need { dram_bytes: u64::MAX, ..need }.total(engines(1), 0), u64::MAX);
-        assert_eq!(need.total(engines(2), 199), 2 * 100 + 3 * 17 + 7 * process);
-        assert_eq!(need.total(engines(2), 1_000), 3 * 17 + 7 * process);
+        assert_eq!(need.total(0), 2 * 117 + 5 * process);
+        assert_eq!(Need { engines: 3, nodes: 3, ..need }.total(0), 3 * 117 + 7 * process);
+        assert_eq!(Need { engines: 4, ..need }.total(0), 2 * 107 + 4 * 10 + 7 * process);
+        assert_eq!(Need { dram_bytes: u64::MAX, ..need }.total(0), u64::MAX);
+        assert_eq!(need.total(199), 100 + 2 * 17 + 5 * process);
+        assert_eq!(need.total(1_000), 2 * 17 + 5 * process);
     }
 
     #[test]

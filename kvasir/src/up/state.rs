@@ -14,7 +14,7 @@ pub(crate) struct State {
     /// The base of the OpenAI API, without a path.
     pub url: String,
     /// Where the conductor shows what it decided, for `kvasir explain`, `kvasir top` and browsers.
-    pub watch: String,
+    pub monitor: String,
     pub model: String,
     /// Whether the cluster has been ready since it started.
     pub ready: bool,

@@ -31,7 +31,7 @@ pub(super) struct Supervisor {
     log_filter: Option<String>,
     /// What state.json says of the cluster as a whole.
     url: String,
-    watch: String,
+    monitor: String,
     model: String,
     ready: bool,
     /// Nothing is said of how it ends.
@@ -96,7 +96,7 @@ impl Supervisor {
             program,
             log_filter,
             url: format!("http://{}", plan.front_door),
-            watch: format!("http://{}", plan.watch),
+            monitor: format!("http://{}", plan.monitor),
             model: plan.model_name,
             ready: false,
             quiet: false,
@@ -167,7 +167,7 @@ impl Supervisor {
         State {
             pid: std::process::id(),
             url: self.url.clone(),
-            watch: self.watch.clone(),
+            monitor: self.monitor.clone(),
             model: self.model.clone(),
             ready: self.ready,
             processes,

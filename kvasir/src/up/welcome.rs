@@ -7,7 +7,7 @@ use std::path::Path;
 use super::state::State;
 
 pub(super) fn text(state: &State, run_dir: &Path, seconds: f64) -> String {
-    let State { url, model, watch, .. } = state;
+    let State { url, model, monitor, .. } = state;
     let mut text = format!(
         r#"
 Ready after {seconds:.1} s: {url} serves {model}. Send a request:
@@ -17,9 +17,9 @@ Ready after {seconds:.1} s: {url} serves {model}. Send a request:
 
 Next steps:
 
-  {watch}           nodes, engines and live decisions, in a browser
-  kvasir top --conductor {watch}       the same in a terminal
-  kvasir explain --conductor {watch}   the reasons for the placement of the latest requests
+  {monitor}           nodes, engines and live decisions, in a browser
+  kvasir top --conductor {monitor}       the same in a terminal
+  kvasir explain --conductor {monitor}   the reasons for the placement of the latest requests
   curl {url}/v1/models            the served models
   curl {url}/metrics              metrics of the conductor; each process has its own:
 "#

@@ -2403,8 +2403,8 @@ pub struct DrainRequest {
     /// configuration.
     #[prost(string, repeated, tag = "1")]
     pub targets: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Limit for the bytes of blocks outside contexts that move; the blocks with the highest
-    /// predicted reuse move first. The default is the node's configuration.
+    /// Limit for the bytes of blocks outside contexts that are copied; the blocks with the
+    /// highest predicted reuse are copied first. The default is the node's configuration.
     #[prost(uint64, optional, tag = "2")]
     pub hot_bytes_max: ::core::option::Option<u64>,
 }
@@ -2415,28 +2415,28 @@ pub struct DrainStatus {
     /// If neither field is set, the node accepts work.
     #[prost(bool, tag = "1")]
     pub draining: bool,
-    /// No share is open, and all blocks that must move have moved.
+    /// No share is open, and all blocks that must be copied have been copied.
     #[prost(bool, tag = "2")]
     pub drained: bool,
     /// Open shares, without those of copies.
     #[prost(uint32, tag = "3")]
     pub shares: u32,
     /// Chains of contexts that are durable on other nodes, and chains that remain to be
-    /// moved.
+    /// copied.
     #[prost(uint32, tag = "4")]
-    pub context_chains_moved: u32,
+    pub context_chains_copied: u32,
     #[prost(uint32, tag = "5")]
     pub context_chains_left: u32,
     /// Chains outside contexts.
     #[prost(uint32, tag = "6")]
-    pub hot_chains_moved: u32,
+    pub hot_chains_copied: u32,
     #[prost(uint32, tag = "7")]
     pub hot_chains_left: u32,
     #[prost(uint32, tag = "8")]
     pub hot_chains_failed: u32,
     #[prost(uint32, tag = "9")]
     pub copies: u32,
-    /// The reason why a chain does not move at present; empty if there is none.
+    /// The reason why a chain cannot be copied at present; empty if there is none.
     #[prost(string, tag = "10")]
     pub waiting_for: ::prost::alloc::string::String,
 }

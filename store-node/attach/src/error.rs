@@ -58,3 +58,18 @@ impl From<ControlError> for AttachError {
         AttachError::Protocol(error.to_string())
     }
 }
+
+/// One line: an error and its causes, outermost first. A `tonic::transport::Error` alone says only
+/// "transport error". A cause that its effect already quotes is left out.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let reason = inner.to_string();
+        if !text.contains(&reason) {
+            text = format!("{text}: {reason}");
+        }
+        cause = inner.source();
+    }
+    text
+}

@@ -25,7 +25,7 @@ mod sync;
 pub mod words;
 
 pub use engine::{AttachOptions, EngineAttachment, Link, Receiver, Sender};
-pub use error::AttachError;
+pub use error::{AttachError, with_causes};
 
 /// The public futures of this package: boxed, so that their code is compiled here and not again in each
 /// program that awaits them.

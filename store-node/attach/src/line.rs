@@ -17,7 +17,7 @@ use kvasir_transfer::ring::{Consumer, Producer, PushError};
 
 use crate::BoxFuture;
 use crate::control::ControlMemory;
-use crate::error::AttachError;
+use crate::error::{AttachError, with_causes};
 use crate::handover::{self, Connection, Token};
 use crate::words;
 
@@ -256,15 +256,4 @@ pub fn refused(socket: &Path, status: &tonic::Status) -> AttachError {
         }
         _ => AttachError::Unreachable { path: socket.into(), reason: status.message().into() },
     }
-}
-
-/// An error with its causes, which the transport hides behind "transport error".
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

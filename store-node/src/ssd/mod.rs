@@ -1,7 +1,7 @@
 //! The SSD tier's shell: one thread beside the disk, which owns the log, and what it stands on.
 //!
 //! - [`thread`]: takes jobs of the node's thread, drives the log, reports what became of them
-//! - [`open`]: the file, io_uring or plain calls, the index: whatever this host has
+//! - [`open`]: the file, io_uring or blocking calls, the index: whatever this host has
 //! - [`slots`]: the memory that payloads go to and come from
 //! - [`pace`]: how fast blocks come into memory
 //! - [`uring`], [`plain`]: disks; [`faulty`]: a disk that does wrong on purpose, for tests

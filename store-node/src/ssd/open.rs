@@ -1,5 +1,5 @@
 //! Finding a disk and an index on this host: a file of full length, io_uring past the page cache
-//! where that is allowed, plain calls elsewhere.
+//! where that is allowed, blocking calls elsewhere.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
@@ -73,14 +73,14 @@ pub(crate) fn open_disk(config: &Ssd, slots: &Slots) -> Result<Opened, String> {
     let plain = |file| Box::new(PlainDisk::new(file, config.capacity_bytes, slots.clone()));
     let alignment = if is_direct { alignment(&file) } else { Alignment::NONE };
     let (disk, how): (Box<dyn Disk + Send>, _) = match config.io {
-        SsdIo::Plain => (plain(file), "plain calls"),
+        SsdIo::Plain => (plain(file), "blocking calls"),
         SsdIo::Auto => {
             match UringDisk::new(file, config.capacity_bytes, slots.clone(), alignment) {
                 Ok(disk) if is_direct => (Box::new(disk), "io_uring with O_DIRECT"),
                 Ok(disk) => (Box::new(disk), "io_uring"),
                 Err((file, error)) => {
-                    tracing::warn!(%error, "io_uring is not available; using plain calls for the SSD");
-                    (plain(file), "plain calls")
+                    tracing::warn!(%error, "io_uring is not available; using blocking calls for the SSD");
+                    (plain(file), "blocking calls")
                 }
             }
         }

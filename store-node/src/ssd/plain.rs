@@ -1,4 +1,4 @@
-//! A disk by plain calls, one after the other, for hosts without io_uring. Reads and writes go
+//! A disk with blocking calls, one at a time, for hosts without io_uring. Reads and writes go
 //! through the page cache; what is acknowledged was synced all the same.
 
 use std::collections::VecDeque;

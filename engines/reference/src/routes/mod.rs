@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use futures::future::join_all;
+use kvasir_attach::with_causes;
 use kvasir_proto::v1::routes_client::RoutesClient;
 use kvasir_proto::{Namespace, TxId, v1};
 use kvasir_route::requester::{
@@ -302,7 +303,7 @@ impl Router {
             Some(lost) => close(channel.clone(), lost.id()),
             None => {}
         }
-        let failed = |error: RequesterError| Status::unavailable(error.to_string());
+        let failed = |error: RequesterError| Status::unavailable(with_causes(&error));
         let requester = self.requester().await.map_err(failed)?;
         let prepared = requester.prepare(self.shape.size).map_err(failed)?;
         let SessionSize { query_bytes_max, answer_bytes_max, depth } = prepared.size();

@@ -19,6 +19,15 @@ use tempfile::TempDir;
 use tonic::transport::Endpoint;
 use v1::admin_client::AdminClient;
 
+#[test]
+fn the_integration_guide_shows_the_compiled_example() {
+    let guide = include_str!("../../../../docs/integrate/objects.md");
+    let example = include_str!("../../examples/objects.rs");
+    let (_, program) = example.split_once("\n\nuse ").expect("a header before the program");
+    let shown = format!("```rust\nuse {program}```\n");
+    assert!(guide.contains(&shown), "copy the program of examples/objects.rs to the guide");
+}
+
 /// Long enough that a slow machine never meets it.
 const PATIENCE: Duration = Duration::from_secs(30);
 const OBJECT_BYTES: usize = 10_000;

@@ -128,7 +128,7 @@ impl Owner {
         if drained && !self.replication.drained {
             tracing::info!(
                 node = %self.config.node_id,
-                "drained: no work is in flight and no blocks remain to be moved"
+                "drained: no work is in flight and no blocks remain to be copied"
             );
         }
         self.replication.drained = drained;
@@ -273,9 +273,9 @@ impl Owner {
             draining: view.draining,
             drained: view.drained,
             shares: view.shares,
-            context_chains_moved: view.kept_moved,
+            context_chains_copied: view.kept_moved,
             context_chains_left: view.kept_left,
-            hot_chains_moved: view.hot_moved,
+            hot_chains_copied: view.hot_moved,
             hot_chains_left: view.hot_left,
             hot_chains_failed: view.hot_failed,
             copies: view.copies,
