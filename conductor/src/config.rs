@@ -80,7 +80,7 @@ pub struct Config {
     /// earlier, if the difference in arrival is less than this many times the difference in prefill time.
     /// 0 is first come, first served; set it for engines that ignore the order.
     pub shortest_prefill_first_factor: f64,
-    /// Time for which a node keeps the locks and pins of a request without a renewal. At least 1000:
+    /// Time for which a node keeps the slots and pins of a request without a renewal. At least 1000:
     /// engines renew every 250 ms.
     pub lease_ms: u64,
     /// Attempts for one request, including the first. A streamed request is not retried after the first bytes of

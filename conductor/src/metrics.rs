@@ -111,7 +111,7 @@ impl Metrics {
                 IntGaugeVec::new(
                     Opts::new(
                         "kvasir_conductor_queued_requests",
-                        "Requests in the admission queue, by priority.",
+                        "Answers in the admission queue, by priority.",
                     ),
                     &["priority"],
                 )?,

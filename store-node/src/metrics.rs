@@ -144,7 +144,7 @@ impl Metrics {
             )?,
             hit_blocks: counter(
                 "hit_blocks_total",
-                "Requested blocks of all allocations that the node held.",
+                "Requested blocks of all allocations that this node had cached, in any tier.",
             )?,
             asked_blocks: counter(
                 "requested_blocks_total",

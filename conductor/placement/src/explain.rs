@@ -40,7 +40,7 @@ impl fmt::Display for Placement {
             }
         }
         match &self.shape {
-            Shape::Whole(chosen) => write!(f, "whole on {}", chosen.instance_id)?,
+            Shape::Whole(chosen) => write!(f, "full on {}", chosen.instance_id)?,
             Shape::Split { prefill, decode } => {
                 write!(f, "split {} -> {}", prefill.instance_id, decode.instance_id)?;
             }

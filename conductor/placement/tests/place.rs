@@ -31,7 +31,7 @@ fn one_that_does_both_serves_it_whole() {
 prompt of 1000 tokens in 16 blocks
 prefill b0@n0: cached 10, max(queue 0, transfer 0) + compute 4600 = 4600 us: chosen
 decode b0@n0: cached 10, load 0.10, wait 0 us, step 1100 us: chosen
-whole on b0, first token in 4600 us, then every 1100 us",
+full on b0, first token in 4600 us, then every 1100 us",
     );
 }
 

@@ -82,7 +82,7 @@ fetch: once 1100.0 us, per step 10.0 us, total 1200.0 us, 999680 bytes
 gather: once 0.0 us, per step 10.0 us, total 100.0 us, 0 bytes; unavailable: only a selection can be gathered
 recompute: once 6400.0 us, per step 10.0 us, total 6500.0 us, 0 bytes
 route
-whole on b1, [0, 10) stay on n0, first token in 4655 us, then every 1135 us";
+full on b1, [0, 10) stay on n0, first token in 4655 us, then every 1135 us";
     assert_eq!(got, want.trim(), "\n--- got ---\n{got}\n-----------");
 }
 
@@ -532,8 +532,7 @@ fn what_is_here_is_attended_here_and_what_follows_it_elsewhere() {
         }
     }
     let got = placed(&world, 25).to_string();
-    for line in ["blocks [4, 10) on n0", "whole on b1, [4, 10) stay on n0, first token in 4655 us"]
-    {
+    for line in ["blocks [4, 10) on n0", "full on b1, [4, 10) stay on n0, first token in 4655 us"] {
         assert!(got.lines().any(|of| of.starts_with(line)), "{line} is not in\n{got}");
     }
     let explained = placed(&world, 25).explain();

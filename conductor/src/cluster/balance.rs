@@ -153,7 +153,7 @@ async fn carry_out(shared: &Shared, order: Order) {
         }
         // Somebody was faster, or the engine is another one by now.
         Ok(Err(status)) if matches!(status.code(), Code::Aborted | Code::NotFound) => "stale",
-        Ok(Err(status)) if status.code() == Code::Unavailable => "too_early",
+        Ok(Err(status)) if status.code() == Code::Unavailable => "unavailable",
         Ok(Err(status)) => {
             tracing::warn!(instance, %status, "cannot change the role of an engine");
             "failed"

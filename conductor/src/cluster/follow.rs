@@ -179,7 +179,7 @@ fn forget_lost(shared: &Shared) {
 }
 
 fn count_members(shared: &Shared, state: &State) {
-    shared.metrics.instances.set(state.view.instances().len() as i64);
+    shared.metrics.count_instances(state);
     shared.metrics.index_entries.set(shared.index().entries() as i64);
 }
 
@@ -473,7 +473,7 @@ impl<'a> Session<'a> {
             node.engines.insert(id, handle);
             state.view.report(attached.report, now_us);
         }
-        self.shared.metrics.instances.set(state.view.instances().len() as i64);
+        self.shared.metrics.count_instances(state);
         Ok(())
     }
 

@@ -465,7 +465,7 @@ impl Cluster {
             tracing::info!(%instance, avoid_ms, "avoiding an instance after a failure");
         }
         state.view.mark_failed(instance, failed.avoid_until_us);
-        self.shared.metrics.instances_failed.set(state.failures.len() as i64);
+        self.shared.metrics.instances_failed.set(state.count_failed() as i64);
     }
 
     /// These instances have just done what they were asked to.
@@ -474,7 +474,7 @@ impl Cluster {
         for instance in instances {
             state.failures.remove(*instance);
         }
-        self.shared.metrics.instances_failed.set(state.failures.len() as i64);
+        self.shared.metrics.instances_failed.set(state.count_failed() as i64);
     }
 }
 

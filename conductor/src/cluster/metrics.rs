@@ -12,6 +12,7 @@ use prometheus::{
 
 use super::balance::BalanceOverview;
 use super::booking::Predicted;
+use super::state::State;
 
 pub(super) struct Metrics {
     pub(super) nodes_up: IntGauge,
@@ -80,7 +81,7 @@ impl Metrics {
             nodes_warm: make.gauge("nodes_synced", "Store nodes whose snapshot is in the index.")?,
             instances: make.gauge("instances", "Attached engines.")?,
             instances_failed: make
-                .gauge("instances_unhealthy", "Engines that failed and have not served since.")?,
+                .gauge("instances_unhealthy", "Attached engines that failed and have not served a request since.")?,
             index_entries: make.gauge("index_entries", "Pairs of node and block in the index.")?,
             index_bytes: make.gauge("index_bytes", "Memory of the index in bytes.")?,
             index_full: make
@@ -96,7 +97,7 @@ impl Metrics {
             placements: make.counters("placements_total", "Placed attempts at requests, by kind.", "kind")?,
             prefixes: make.counters(
                 "prefix_decisions_total",
-                "Decisions about prefixes on other nodes, by the chosen action.",
+                "Decisions about prefixes on other nodes, by the chosen action. Only with `routes.enabled`.",
                 "action",
             )?,
             chunks: make.counters(
@@ -198,6 +199,11 @@ impl Metrics {
                 "outcome",
             )?,
         })
+    }
+
+    pub(super) fn count_instances(&self, state: &State) {
+        self.instances.set(state.view.instances().len() as i64);
+        self.instances_failed.set(state.count_failed() as i64);
     }
 
     /// Replaces the values of all models, so that none remains of a model that has left.

@@ -218,6 +218,12 @@ impl State {
         })
     }
 
+    /// Attached instances that failed and have not served a request since.
+    pub(super) fn count_failed(&self) -> usize {
+        let instances = self.view.instances().iter();
+        instances.filter(|i| self.failures.contains_key(&i.report().instance_id)).count()
+    }
+
     /// The node at this place is not followed now: others are preferred until it is again.
     pub(super) fn lose_node(&mut self, at: usize, now_us: u64) {
         let State { nodes, view, failures, .. } = self;

@@ -165,7 +165,10 @@ impl Creation<'_> {
                 "not_persisted",
                 not_kept("its blocks were evicted before they could be persisted"),
             ),
-            NotKept::Unanswered => ("node_unavailable", not_kept("a store node does not answer")),
+            NotKept::Unanswered => (
+                "node_unavailable",
+                ApiError { code: "node_unavailable", ..not_kept("a store node does not answer") },
+            ),
             NotKept::Refused(reason) => ("not_persisted", not_kept(&reason)),
             NotKept::Nowhere => {
                 let reason = "the node that computed it has no durable tier";

@@ -548,7 +548,7 @@ async fn a_node_that_does_not_keep_it_is_followed_by_the_next_one() {
     kept.d.change(|script| script.keep = Reply::Hang);
     let before = kept.served();
     let refused = kept.create(&prompt(7, 64)).await;
-    assert_refused(&refused, 503, "context_not_persisted", "does not answer");
+    assert_refused(&refused, 503, "node_unavailable", "does not answer");
     assert_eq!(refused.headers["retry-after"], "1");
     assert_eq!(kept.served() - before, 3, "as many attempts as a request has");
     assert_eq!(kept.refused("node_unavailable").await, 1.0);

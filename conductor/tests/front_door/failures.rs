@@ -456,6 +456,18 @@ async fn an_instance_counts_as_failed_until_its_next_first_token() {
 }
 
 #[tokio::test]
+async fn a_failed_instance_is_not_counted_after_its_node_has_left() {
+    let world = World::default();
+    let script = Script { decode: Leg::Fail(Code::Unavailable), ..Script::default() };
+    let (pairs, harness) = lone_pair(&world, Script::default(), script).await;
+    harness.ask(COMPLETIONS, body()).await;
+    assert_eq!(harness.metric("kvasir_conductor_instances_unhealthy").await, 1.0);
+    pairs[1].change(|script| script.away = true);
+    harness.until_metric("kvasir_conductor_instances_unhealthy", |count| count == 0.0).await;
+    assert_eq!(harness.metric("kvasir_conductor_instances").await, 1.0);
+}
+
+#[tokio::test]
 async fn who_only_said_no_is_tried_again_when_the_others_have_no_room() {
     let world = World::default();
     let refuses = Script { decode: Leg::FailFirst(Code::Aborted), ..Script::default() };

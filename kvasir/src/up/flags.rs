@@ -100,7 +100,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "MS", default_value_t = 1_000)]
     pub tbt_objective_ms: u64,
 
-    /// Time for which a node keeps the locks and pins of a request without a renewal.
+    /// Time for which a node keeps the slots and pins of a request without a renewal.
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub lease_ms: u64,
 

@@ -39,7 +39,7 @@ pub(super) fn text(state: &Value) -> String {
         value.as_f64().map_or_else(|| "-".to_owned(), |ratio| format!("{:.1} %", ratio * 100.0))
     };
     format!(
-        "kvasir {}, up {} s, {ready}, {} requests in flight, {} queued, {} blocks in the index ({} MiB)\n\
+        "kvasir {}, up {} s, {ready}, {} answers in flight, {} queued, {} blocks in the index ({} MiB)\n\
          {window}: {} requests, {} refused, {} failed, {} of prompt tokens cached, TTFT p50 {} ms, p99 {} ms\n{}\n{}{}",
         state["version"].as_str().unwrap_or("?"),
         number(&state["up_s"], 1.0, 0),

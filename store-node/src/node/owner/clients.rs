@@ -339,7 +339,7 @@ impl Owner {
         let Some(client) = self.clients.list.get(at).filter(|c| !c.line.is_expelled()) else {
             return;
         };
-        tracing::error!(client = client.name, epoch = client.line.epoch().0, reason = %broken, "client expelled");
+        tracing::error!(client = client.name, epoch = client.line.epoch().0, reason = %broken, "object client detached");
         self.metrics.expelled.inc();
         self.leave_client(at);
     }

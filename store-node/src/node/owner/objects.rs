@@ -307,9 +307,6 @@ impl Owner {
         };
         let there: Vec<(usize, BlockKey)> =
             outcomes.iter().enumerate().filter_map(stored).collect();
-        for outcome in &outcomes {
-            self.metrics.objects.with_label_values(&[name_of(*outcome)]).inc();
-        }
         let mut waiting = Commit { outcomes, why: String::new(), keeping: 0 };
         if class == ObjectClass::Ephemeral {
             for &(position, key) in &there {
@@ -358,6 +355,9 @@ impl Owner {
     }
 
     fn answer_commit(&mut self, at: usize, request: u64, commit: Commit) -> Result<(), Broken> {
+        for outcome in &commit.outcomes {
+            self.metrics.objects.with_label_values(&[name_of(*outcome)]).inc();
+        }
         let outcomes = commit.outcomes.into_iter().map(i32::from).collect();
         let committed = v1::CommittedObjects { outcomes, reason: commit.why };
         self.answer_client(at, request, Ok(ToClient::Committed(committed)))
@@ -699,8 +699,7 @@ fn name_of(outcome: ObjectOutcome) -> &'static str {
         ObjectOutcome::Stored => "stored",
         ObjectOutcome::Exists => "exists",
         ObjectOutcome::Lost => "lost",
-        ObjectOutcome::NotPersisted | ObjectOutcome::Refused | ObjectOutcome::Unspecified => {
-            "refused"
-        }
+        ObjectOutcome::NotPersisted => "not_persisted",
+        ObjectOutcome::Refused | ObjectOutcome::Unspecified => "refused",
     }
 }
