@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use kvasir_blocks::Eviction;
 use kvasir_placement::{Admission, Difference, Objectives, RecordedDecision, Selection};
 use kvasir_replay::cluster::Cluster;
-use kvasir_replay::coupled::Chunks;
+use kvasir_replay::colocated::Chunks;
 use kvasir_replay::pool::{Classes, Pool};
 use kvasir_replay::roles::BalanceFile;
 use kvasir_replay::sim::{Options, replay};
 use kvasir_replay::trace::Trace;
-use kvasir_replay::{coupled, pool, report};
+use kvasir_replay::{colocated, pool, report};
 use serde_json::Value;
 
 use crate::output;
@@ -147,13 +147,13 @@ pub(crate) fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
     };
     let admissions = admissions(&flags.admission)?;
     let mut summaries = Vec::new();
-    let coupled = coupled_chunks(&flags.colocated)?;
+    let colocated = colocated_chunks(&flags.colocated)?;
     for selection in selections {
-        for &chunks in &coupled {
+        for &chunks in &colocated {
             let options = Options { seed: flags.seed, objectives, ..Options::new(selection) };
-            summaries.push(coupled::replay(&trace, &cluster, chunks, options)?);
+            summaries.push(colocated::replay(&trace, &cluster, chunks, options)?);
         }
-        for &admission in admissions.iter().filter(|_| coupled.is_empty()) {
+        for &admission in admissions.iter().filter(|_| colocated.is_empty()) {
             let options =
                 Options { seed: flags.seed, objectives, admission, ..Options::new(selection) };
             summaries.push(replay(&trace, &cluster, options)?);
@@ -306,7 +306,7 @@ fn admissions(names: &[String]) -> Result<Vec<Admission>, Box<dyn Error>> {
     names.iter().map(named).collect()
 }
 
-fn coupled_chunks(names: &[String]) -> Result<Vec<Chunks>, Box<dyn Error>> {
+fn colocated_chunks(names: &[String]) -> Result<Vec<Chunks>, Box<dyn Error>> {
     let named = |name: &String| match (name.as_str(), name.parse()) {
         ("whole", _) => Ok(Chunks::Whole),
         (_, Ok(tokens)) if tokens > 0 => Ok(Chunks::Tokens(tokens)),
@@ -380,7 +380,7 @@ mod tests {
         let read = |name: &str| admissions(&[name.to_owned()]).map(|read| read.len());
         assert_eq!((read("late").ok(), read("all").ok()), (Some(1), Some(4)));
         assert!(read("never").is_err());
-        let read = |name: &str| coupled_chunks(&[name.to_owned()]).ok();
+        let read = |name: &str| colocated_chunks(&[name.to_owned()]).ok();
         assert_eq!(read("512"), Some(vec![Chunks::Tokens(512)]));
         assert_eq!(read("whole"), Some(vec![Chunks::Whole]));
         assert_eq!((read("0"), read("half")), (None, None));

@@ -146,6 +146,25 @@ async fn an_interrupt_during_requests_ends_everything_within_ten_seconds() {
 }
 
 #[tokio::test]
+async fn an_interrupt_that_is_sent_twice_does_not_cut_the_drain_short() {
+    let mut cluster = Cluster::start("--both 1").await;
+    let (client, url) = (cluster.client.clone(), format!("{}/v1/completions", cluster.url));
+    // Longer than the conductor drains, so that its drain takes several seconds.
+    let body = serde_json::json!({
+        "model": cluster.model, "prompt": [0, 964], "max_tokens": 4000, "ignore_eos": true,
+    });
+    let request = tokio::spawn(async move { client.post(url).json(&body).send().await.is_ok() });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    cluster.send_interrupt();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let (status, _) = cluster.interrupt().await;
+    assert!(status.success(), "{status}: {}", cluster.logs());
+    let output = cluster.output();
+    assert!(!output.contains("second signal"), "{output}");
+    request.await.expect("the request has ended");
+}
+
+#[tokio::test]
 async fn nothing_outlives_a_killed_up() {
     let mut cluster = Cluster::start("--both 1").await;
     let pids = cluster.pids();

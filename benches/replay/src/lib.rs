@@ -11,12 +11,12 @@
 //! 3. [`sim`]: the events, in order; `node`, `link`, `decode`: what happens on one node
 //!    [`roles`]: nodes that change what they do
 //! 4. [`pool`]: one cache alone, for eviction policies
-//! 5. [`coupled`]: the same cluster without disaggregation, to compare with
+//! 5. [`colocated`]: the same cluster without disaggregation, to compare with
 //! 6. [`summary`]: what is reported of a run; [`report`]: as a table, as JSON and as plots
 #![forbid(unsafe_code)]
 
 pub mod cluster;
-pub mod coupled;
+pub mod colocated;
 mod decode;
 mod link;
 pub mod model;

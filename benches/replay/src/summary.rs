@@ -3,7 +3,7 @@
 use kvasir_placement::Objectives;
 use serde::Serialize;
 
-use crate::coupled::Chunks;
+use crate::colocated::Chunks;
 use crate::roles::RolesTold;
 use crate::sim::Options;
 use crate::trace::Trace;
@@ -87,9 +87,9 @@ pub struct PrefillLoad {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
     pub policy: &'static str,
-    /// Where every node prefills and decodes: see [`crate::coupled`].
+    /// Where every node prefills and decodes: see [`crate::colocated`].
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub coupled: Option<Chunks>,
+    pub colocated: Option<Chunks>,
     pub requests: usize,
     pub completed: usize,
     pub rejected: usize,
@@ -140,7 +140,7 @@ impl Summary {
         let ttft_s = Spread::of(&ttfts_s);
         Summary {
             policy: options.selection.name(),
-            coupled: None,
+            colocated: None,
             requests: outcomes.len(),
             completed: outcomes.iter().filter(|o| o.ended_us.is_some()).count(),
             rejected: outcomes.iter().filter(|o| o.rejected).count(),
@@ -162,9 +162,9 @@ impl Summary {
 
     /// What it is called beside others.
     pub fn name(&self) -> String {
-        match (self.coupled, self.effect) {
-            (Some(Chunks::Whole), _) => format!("{}/coupled", self.policy),
-            (Some(Chunks::Tokens(tokens)), _) => format!("{}/coupled-{tokens}", self.policy),
+        match (self.colocated, self.effect) {
+            (Some(Chunks::Whole), _) => format!("{}/colocated", self.policy),
+            (Some(Chunks::Tokens(tokens)), _) => format!("{}/colocated-{tokens}", self.policy),
             (None, Some(effect)) => format!("{}/{}", self.policy, effect.admission),
             (None, None) => self.policy.to_owned(),
         }

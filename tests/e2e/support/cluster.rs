@@ -203,10 +203,15 @@ impl Cluster {
         (reply.status().as_u16(), reply.text().await.expect("a text"))
     }
 
+    /// Sends SIGINT to `up`, without waiting for its end.
+    pub(crate) fn send_interrupt(&self) {
+        signal(self.up.id(), Signal::INT);
+    }
+
     /// Ends it as Ctrl-C does.
     pub(crate) async fn interrupt(&mut self) -> (ExitStatus, Duration) {
         let began = Instant::now();
-        signal(self.up.id(), Signal::INT);
+        self.send_interrupt();
         loop {
             if let Some(status) = self.up.try_wait().expect("it is our child") {
                 return (status, began.elapsed());

@@ -53,7 +53,7 @@ pub fn replay(
     let mut replay = Replay::new(trace, cluster, chunks, options)?;
     replay.run();
     let summary = Summary::new(options, trace, &replay.outcomes, PrefillLoad::default());
-    Ok(Summary { coupled: Some(chunks), ..summary })
+    Ok(Summary { colocated: Some(chunks), ..summary })
 }
 
 /// A prompt that is being computed.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use kvasir_placement::{Admission, Objectives, Selection};
 use kvasir_replay::cluster::Cluster;
-use kvasir_replay::coupled::{self, Chunks};
+use kvasir_replay::colocated::{self, Chunks};
 use kvasir_replay::sim::{Options, replay};
 use kvasir_replay::summary::Summary;
 use kvasir_replay::trace::Trace;
@@ -36,7 +36,7 @@ fn trace(lines: &[(u64, u32, u32, &str)]) -> Trace {
 fn run(trace: &Trace, cluster: &Cluster, chunks: Chunks) -> Summary {
     let objectives = Objectives { ttft_us: u64::MAX, tbt_us: 100_000 };
     let options = Options { objectives, ..Options::new(Selection::CacheAware) };
-    let summary = coupled::replay(trace, cluster, chunks, options).expect("a replay");
+    let summary = colocated::replay(trace, cluster, chunks, options).expect("a replay");
     assert_eq!(summary.completed, trace.requests.len(), "nothing is refused or lost");
     summary
 }
