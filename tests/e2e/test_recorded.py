@@ -103,5 +103,5 @@ def test_no_token_and_no_request_is_in_it(decisions):
 
 
 def test_a_request_whose_inputs_are_not_kept_says_so(recording):
-    answer = httpx.get(f"{recording.state()['watch']}/decisions/nobody/inputs")
+    answer = httpx.get(f"{recording.state()['monitor']}/decisions/nobody/inputs")
     assert answer.status_code == 404 and "decision_inputs_bytes_max" in answer.json()["error"]

@@ -81,7 +81,7 @@ def shown_in_browser(cluster, request_id):
     if browser is None:
         pytest.skip("the page needs a browser: chromium-headless-shell")
     line = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
-    url = f"{cluster.state()['watch']}/#{request_id}"
+    url = f"{cluster.state()['monitor']}/#{request_id}"
     ran = subprocess.run([*line, "--dump-dom", url], capture_output=True, text=True, timeout=120)
     page = ran.stdout
     assert 'data-ready="yes"' in page, page + ran.stderr
