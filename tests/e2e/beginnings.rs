@@ -1,5 +1,7 @@
 //! Requests that begin alike and come at once bring their beginning once, and nobody can tell from the tokens.
 
+use std::sync::LazyLock;
+
 use crate::support::answers::{check_case, reusable_tokens};
 use crate::support::cluster::Cluster;
 use crate::support::expected::Expected;
@@ -12,23 +14,23 @@ use serde_json::{Value, json};
 const COMPUTED: &str = "kvasir_engine_prompt_tokens_computed_total";
 const AT_ONCE: usize = 4;
 
-/// A document of eight blocks with so many endings.
-fn cases(variant: Variant) -> Vec<Case> {
-    let expected = Expected::of(&variant.model());
-    let document = variant.longest().prompt;
-    let document = &document[..8 * BLOCK_TOKENS];
-    let case = |at: usize| {
-        let mut prompt = document.to_vec();
-        prompt.extend((0..10).map(|token| 100 * (1 + at as u32) + token));
-        let greedy = expected.greedy(&prompt, 8);
-        Case { prompt, greedy }
+/// A document of eight blocks with `AT_ONCE` different endings.
+static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
+    let variant = Variant::Plain;
+    let document = variant.longest().prompt[..8 * BLOCK_TOKENS].to_vec();
+    let ending = |at: usize| (0..10).map(|token| 100 * (1 + at as u32) + token).collect();
+    let endings: Vec<Vec<u32>> = (0..AT_ONCE).map(ending).collect();
+    let answers = Expected::of(&variant.model()).greedy_of_endings(&document, &endings, 8);
+    let case = |(ending, greedy): (&Vec<u32>, _)| Case {
+        prompt: [&document[..], ending].concat(),
+        greedy,
     };
-    (0..AT_ONCE).map(case).collect()
-}
+    endings.iter().zip(answers).map(case).collect()
+});
 
 #[tokio::test]
 async fn a_document_is_computed_once_for_all_that_come_at_once() {
-    let cases = cases(Variant::Plain);
+    let cases = &*CASES;
     for flags in ["", "--both 1"] {
         let cluster = Cluster::start(flags).await;
         join_all(cases.iter().map(|case| check_case(&cluster, case))).await;
@@ -79,8 +81,8 @@ async fn a_document_is_fetched_once_for_all_that_come_at_once() {
 /// Whoever waited for a request that its client gave up brings the document itself.
 #[tokio::test]
 async fn a_client_that_goes_costs_those_no_token_that_waited_for_its_document() {
+    let cases = &*CASES;
     let cluster = Cluster::start("").await;
-    let cases = cases(Variant::Plain);
     let body = json!({
         "model": cluster.model, "prompt": cases[0].prompt, "max_tokens": 500, "stream": true, "ignore_eos": true,
     });

@@ -23,9 +23,27 @@ impl Expected {
 
     /// The greedy answer up to the first near tie.
     pub(crate) fn greedy(&self, prompt: &[u32], max_tokens: u32) -> Vec<u32> {
-        let mut sequence = Sequence::default();
+        self.greedy_from(Sequence::default(), prompt, max_tokens)
+    }
+
+    /// The greedy answers to prompts with a common prefix, which is computed once. No ending is empty.
+    pub(crate) fn greedy_of_endings(
+        &self,
+        prefix: &[u32],
+        endings: &[Vec<u32>],
+        max_tokens: u32,
+    ) -> Vec<Vec<u32>> {
+        let mut common = Sequence::default();
+        for token in prefix {
+            self.naive.feed(&mut common, *token);
+        }
+        let answer = |ending: &Vec<u32>| self.greedy_from(common.clone(), ending, max_tokens);
+        endings.iter().map(answer).collect()
+    }
+
+    fn greedy_from(&self, mut sequence: Sequence, tokens: &[u32], max_tokens: u32) -> Vec<u32> {
         let mut logits = Vec::new();
-        for token in prompt {
+        for token in tokens {
             logits = self.naive.feed(&mut sequence, *token);
         }
         let mut answer = Vec::new();
