@@ -20,7 +20,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 
 /// A second signal within this time is a duplicate of the first: tools often signal a process and its
 /// process group.
-const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_secs(1);
+pub(crate) const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kind {

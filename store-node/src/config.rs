@@ -338,7 +338,8 @@ pub struct Ssd {
     /// Timeout, in milliseconds, of an SSD operation. After it requests recompute their blocks, and the node starts
     /// no SSD operation until the late one ends.
     pub timeout_ms: u64,
-    /// How the node accesses the disk.
+    /// How the node accesses the disk. `auto`: io_uring without the page cache if the host allows it, else as
+    /// `plain`. `plain`: blocking calls through the page cache.
     pub io: SsdIo,
     /// For tests: file with the names of the faults to inject: `wrong`, `full`, `read-errors`, `hang`.
     pub faults_file: Option<PathBuf>,

@@ -121,12 +121,18 @@ pub struct Config {
     pub transfer_tls: TransferTls,
 }
 
+/// The transports that routed queries support, which are not all transports.
+fn routed_transports(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({ "enum": ["shm", "tcp"] })
+}
+
 /// How queries reach the nodes that hold blocks, and how partial results return.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Routes {
     /// Preferred transport to holders: `shm`, shared memory on one host, or `tcp`. For peers that it does not
     /// reach, the engine uses TCP.
+    #[schemars(schema_with = "routed_transports")]
     pub transport: Domain,
     /// Address for partial results over TCP. Port 0 takes any free port.
     pub listen: SocketAddr,

@@ -184,6 +184,11 @@ impl Engines {
     pub(crate) fn total(self) -> u32 {
         self.prefill + self.decode + self.both
     }
+
+    /// Store nodes, each with this many engines; the last one may have fewer.
+    pub(crate) fn nodes(self, engines_per_node: u32) -> u32 {
+        self.total().div_ceil(engines_per_node)
+    }
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -22,14 +22,13 @@ mod welcome;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::daemon::Kind;
+use crate::daemon::{DUPLICATE_SIGNAL_WINDOW, Kind};
 use crate::http::{self, Limits};
 use crate::output::{self, say};
 use flags::Flags;
@@ -43,9 +42,6 @@ use supervise::{Ended, Supervisor};
 const TICK: Duration = Duration::from_millis(50);
 /// A child that ends this often in a row before the cluster has been ready will not come up.
 const ENDS_BEFORE_GIVING_UP: u32 = 5;
-/// A second signal within this time is a duplicate of the first: tools often signal a process and its
-/// process group.
-const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_secs(1);
 /// A readiness probe that takes longer has failed.
 const READY_LIMITS: Limits =
     Limits { connect: Duration::from_secs(1), answer: Duration::from_secs(1) };
@@ -145,8 +141,7 @@ pub(crate) async fn run_for<T>(
     };
     let ending = Instant::now();
     say("stopping the conductor, then the engines, then the store nodes");
-    let mut hurry: Pin<Box<dyn Future<Output = ()>>> =
-        Box::pin(async { signals.next_after(ending, DUPLICATE_SIGNAL_WINDOW).await });
+    let mut hurry = Box::pin(signals.next_after(ending, DUPLICATE_SIGNAL_WINDOW));
     supervisor.shut_down(&mut hurry).await;
     if outcome.is_err() {
         run_dir.keep();

@@ -433,6 +433,10 @@ mod tests {
     fn engines_that_share_a_node_are_dealt_out_in_turn() {
         let check = |line: &str, want: &[(&str, &[&str])]| {
             let plan = planned(line);
+            let words = std::iter::once("up").chain(line.split_whitespace());
+            let flags = Line::try_parse_from(words).unwrap().flags;
+            let counted = flags.engines().unwrap().nodes(flags.engines_per_node);
+            assert_eq!(counted as usize, want.len(), "the memory check counts the same nodes");
             let nodes = plan.processes.iter().filter(|p| p.kind == Kind::StoreNode);
             let nodes: Vec<&str> = nodes.map(|node| node.name.as_str()).collect();
             assert_eq!(nodes, want.iter().map(|(node, _)| *node).collect::<Vec<_>>(), "{line}");

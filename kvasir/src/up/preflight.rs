@@ -30,7 +30,8 @@ pub(super) enum PreflightError {
     Unsupported { path: PathBuf, reason: String },
     #[error(
         "{engines} engines on {nodes} store nodes with --dram-bytes {dram_bytes} need about \
-         {needed_mib} MiB of memory, but only {available_mib} MiB are available; use a smaller --dram-bytes or fewer engines"
+         {needed_mib} MiB of memory, but only {available_mib} MiB are available; use a smaller \
+         --dram-bytes or fewer engines"
     )]
     TooLittleMemory {
         engines: u32,
@@ -85,7 +86,7 @@ pub(super) fn check_model(
     check_arena(flags.dram_bytes, slot_bytes)?;
     let need = Need {
         engines: engines.total(),
-        nodes: engines.total().div_ceil(flags.engines_per_node),
+        nodes: engines.nodes(flags.engines_per_node),
         dram_bytes: flags.dram_bytes,
         tail_bytes: NodeConfig::default().tail_bytes,
         weights_bytes: description.memory_bytes,

@@ -358,6 +358,12 @@ fn an_ephemeral_object_that_cannot_be_held_is_a_normal_one_and_its_client_is_tol
     let outcomes = client.put(&[(key, b"for now")], &options).expect("room");
     let [Outcome::NotPersisted(why)] = &outcomes[..] else { panic!("{outcomes:?}") };
     assert!(why.contains("65536"), "{why}");
+    assert_eq!(node.metric("kvasir_store_objects_total{event=\"not_persisted\"}"), 1.0);
+    assert_eq!(
+        node.metric("kvasir_store_objects_total{event=\"stored\"}"),
+        1.0,
+        "the one that is read"
+    );
     assert_eq!(client.exists(&[key]).expect("an answer"), [true]);
     drop(held);
 }
