@@ -73,3 +73,27 @@ pub fn with_causes(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{text}")]
+    struct Caused {
+        text: &'static str,
+        source: Option<Box<Caused>>,
+    }
+
+    #[test]
+    fn an_error_names_each_cause_once() {
+        let cause = |text, source| Caused { text, source };
+        let inner = cause("connection refused", None);
+        let middle = cause("cannot connect", Some(Box::new(inner)));
+        let outer = cause("cannot reach the holder: cannot connect", Some(Box::new(middle)));
+        assert_eq!(
+            with_causes(&outer),
+            "cannot reach the holder: cannot connect: connection refused"
+        );
+    }
+}
