@@ -325,7 +325,7 @@ async fn keep_alive(shared: Shared) {
     loop {
         pace.tick().await;
         let known: Vec<_> = shared.waiting.lock().expect("no panic").keys().copied().collect();
-        let share = |(conductor_incarnation, serial, side)| v1::TxShareRef {
+        let share = |(conductor_incarnation, serial, side)| v1::TxShare {
             tx: Some(v1::TxId { conductor_incarnation, serial }),
             side,
         };
@@ -495,7 +495,7 @@ impl Share {
         }
         let computed = request.prompt.len() as u32 - bound.cached_tokens;
         let mut finished =
-            v1::Finished { prompt_tokens_computed: computed, prefill_us: 1, ..Default::default() };
+            v1::Finished { computed_prompt_tokens: computed, prefill_us: 1, ..Default::default() };
         finished.set_reason(v1::finished::Reason::HandedOver);
         Ok(finished)
     }

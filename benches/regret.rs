@@ -51,7 +51,7 @@ fn main() -> ExitCode {
         .expect("it can be started");
     assert!(output.status.success(), "the demonstration failed");
     let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let cells: Vec<&Value> = said["cells"].as_array().expect("cells").iter().collect();
+    let cells: Vec<&Value> = said["scenarios"].as_array().expect("cells").iter().collect();
     let alone = |is_alone: bool| {
         let cells = cells.iter().filter(|cell| (cell["agents"] == 1) == is_alone);
         share(&cells.copied().collect::<Vec<_>>()) * 100.0
@@ -72,13 +72,13 @@ fn main() -> ExitCode {
         let number = |field: &str| cell[field].as_u64().unwrap_or(0);
         println!(
             "| {}, {} tokens, {} x {} | {} | {} | {} | {:.2} |",
-            cell["wire"].as_str().unwrap_or_default(),
+            cell["transport"].as_str().unwrap_or_default(),
             number("document_tokens"),
             number("agents"),
             number("generated_tokens"),
             times(&cell["measured_ms"]),
             times(&cell["predicted_ms"]),
-            times(&cell["decided"]),
+            times(&cell["decisions"]),
             regret(cell),
         );
     }

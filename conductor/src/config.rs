@@ -111,7 +111,7 @@ pub struct Config {
     /// time.
     pub write_stall_timeout_ms: u64,
     /// Prompts that are tokenized at once. Further prompts wait.
-    pub tokenize_concurrency_max: usize,
+    pub concurrent_tokenizations_max: usize,
     /// Memory for the tokens of text that was tokenized before, such as a system prompt or the earlier turns of a
     /// conversation. Text is cut in front of the model's special tokens. 0 disables the cache.
     pub tokenizer_cache_bytes_max: u64,
@@ -152,10 +152,10 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ContextsConfig {
-    /// Time to live of a context that is created without `ttl_s`. At least 1000.
-    pub default_ttl_ms: u64,
-    /// The longest time to live that a client may request. At least `default_ttl_ms`.
-    pub max_ttl_ms: u64,
+    /// Time to live of a context that is created without `ttl_seconds`. At least 1000.
+    pub ttl_default_ms: u64,
+    /// The longest time to live that a client may request. At least `ttl_default_ms`.
+    pub ttl_max_ms: u64,
     /// Number of store nodes that keep a context that is created without `replicas`: 1 to 8. With more than one,
     /// each store node needs `replication.peers`, and the loss of one disk loses no context.
     pub replicas_default: u8,
@@ -172,8 +172,8 @@ pub struct ContextsConfig {
 impl Default for ContextsConfig {
     fn default() -> Self {
         ContextsConfig {
-            default_ttl_ms: 3_600_000,
-            max_ttl_ms: 2_592_000_000,
+            ttl_default_ms: 3_600_000,
+            ttl_max_ms: 2_592_000_000,
             replicas_default: 1,
             concurrent_creates_max: 64,
             concurrent_node_calls_max: 64,
@@ -198,12 +198,12 @@ impl ContextsConfig {
         if !(1..=COPIES_MAX).contains(&self.replicas_default) {
             return Err(format!("`contexts.replicas_default` must be 1 to {COPIES_MAX}"));
         }
-        if self.default_ttl_ms < TTL_MS_MIN {
-            return Err(format!("`contexts.default_ttl_ms` must be at least {TTL_MS_MIN}"));
+        if self.ttl_default_ms < TTL_MS_MIN {
+            return Err(format!("`contexts.ttl_default_ms` must be at least {TTL_MS_MIN}"));
         }
-        if self.max_ttl_ms < self.default_ttl_ms {
+        if self.ttl_max_ms < self.ttl_default_ms {
             return Err(
-                "`contexts.max_ttl_ms` must be at least `contexts.default_ttl_ms`".to_owned()
+                "`contexts.ttl_max_ms` must be at least `contexts.ttl_default_ms`".to_owned()
             );
         }
         Ok(())
@@ -318,7 +318,7 @@ impl BalanceConfig {
 pub struct AdmissionQueueConfig {
     /// Queued answers of one model: each prompt counts, times `n`. If the queue is full, the latest request of the
     /// tenant with the most queued requests for its weight is refused with 429. 0 disables the queue.
-    pub requests_max: usize,
+    pub choices_max: usize,
     /// A request leaves the queue when its prefill is predicted to start within this time, or within an eighth of the
     /// time that it has waited. A larger value keeps engines busier; a smaller value gives a newly
     /// arriving tenant its share sooner.
@@ -333,7 +333,7 @@ pub struct AdmissionQueueConfig {
 impl Default for AdmissionQueueConfig {
     fn default() -> Self {
         AdmissionQueueConfig {
-            requests_max: 1_024,
+            choices_max: 1_024,
             dispatch_ahead_ms: 1_000,
             quantum_tokens: 2_048,
             aging_ms: 10_000,
@@ -515,7 +515,7 @@ impl Default for Config {
             header_read_timeout_ms: 10_000,
             keep_alive_timeout_ms: 75_000,
             write_stall_timeout_ms: 20_000,
-            tokenize_concurrency_max: 4,
+            concurrent_tokenizations_max: 4,
             tokenizer_cache_bytes_max: 64 << 20,
             drain_timeout_ms: 10_000,
             tls: TlsConfig::default(),
@@ -579,7 +579,7 @@ impl Config {
             ("keep_alive_timeout_ms", self.keep_alive_timeout_ms),
             ("write_stall_timeout_ms", self.write_stall_timeout_ms),
             ("tls.handshake_timeout_ms", self.tls.handshake_timeout_ms),
-            ("tokenize_concurrency_max", self.tokenize_concurrency_max as u64),
+            ("concurrent_tokenizations_max", self.concurrent_tokenizations_max as u64),
             ("admission_queue.quantum_tokens", self.admission_queue.quantum_tokens),
             ("admission_queue.aging_ms", self.admission_queue.aging_ms),
         ];
@@ -739,8 +739,8 @@ mod tests {
             let said = config.check().expect_err("it cannot work");
             assert!(said.contains(want), "{said:?} lacks {want:?}");
         };
-        refused(|contexts| contexts.default_ttl_ms = 999, "`contexts.default_ttl_ms`");
-        refused(|contexts| contexts.max_ttl_ms = 3_599_999, "`contexts.max_ttl_ms`");
+        refused(|contexts| contexts.ttl_default_ms = 999, "`contexts.ttl_default_ms`");
+        refused(|contexts| contexts.ttl_max_ms = 3_599_999, "`contexts.ttl_max_ms`");
         refused(
             |contexts| contexts.concurrent_creates_max = 0,
             "`contexts.concurrent_creates_max`",

@@ -9,7 +9,9 @@ pub enum Error {
     #[error("invalid configuration of the conductor: {0}")]
     Config(String),
     /// An address could not be bound.
-    #[error("the conductor cannot listen on {address}: {source}")]
+    #[error(
+        "the conductor cannot listen on {address}: {source}; free the address or configure another one"
+    )]
     Bind { address: SocketAddr, source: std::io::Error },
     /// The files of a model could not be read.
     #[error("model \"{model}\": {reason}")]
@@ -24,6 +26,6 @@ pub enum Error {
     #[error("cannot register metrics: {0}")]
     Metrics(#[from] prometheus::Error),
     /// The gRPC server stopped.
-    #[error("the gRPC server failed: {0}")]
+    #[error("the gRPC server of the conductor failed: {0}")]
     Grpc(#[from] tonic::transport::Error),
 }

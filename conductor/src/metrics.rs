@@ -110,7 +110,7 @@ impl Metrics {
                 &registry,
                 IntGaugeVec::new(
                     Opts::new(
-                        "kvasir_conductor_queued_requests",
+                        "kvasir_conductor_queued_choices",
                         "Answers in the admission queue, by priority.",
                     ),
                     &["priority"],

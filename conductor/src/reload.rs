@@ -85,7 +85,7 @@ pub(crate) async fn follow<T, E>(
         };
         match taken {
             Ok(new) => {
-                tracing::info!(file = what, "reloaded");
+                tracing::info!(file = what, "the conductor reloaded a file");
                 counters.taken.inc();
                 (now, once, told) = (new, None, None);
             }
@@ -95,7 +95,7 @@ pub(crate) async fn follow<T, E>(
                     tracing::error!(
                         file = what,
                         error,
-                        "rejected the new file; keeping the previous one"
+                        "the conductor rejected the new file; keeping the previous one"
                     );
                     counters.refused.inc();
                     told = Some(error);

@@ -88,7 +88,7 @@ impl Conductor {
         let watch = listen(config.monitor_listen).await?;
         let metrics = Arc::new(Metrics::new(Registry::new())?);
         let (access, tls) = load_guards(&config, &metrics).await?;
-        let (models, parallel) = (config.models.clone(), config.tokenize_concurrency_max);
+        let (models, parallel) = (config.models.clone(), config.concurrent_tokenizations_max);
         let memo = Memo::new(config.tokenizer_cache_bytes_max, metrics.registry())?;
         let load = tokio::task::spawn_blocking(move || Texts::load(&models, parallel, memo));
         let texts = load.await.map_err(|error| Error::Config(error.to_string()))??;
@@ -211,18 +211,20 @@ impl Conductor {
                 .add_service(scheduler_service(cluster, Arc::clone(serving.recorder())))
                 .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned()),
         );
-        tracing::info!(http = %http_address, grpc = %grpc_address, monitor = %watch_address, "conductor is serving");
+        tracing::info!(http = %http_address, grpc = %grpc_address, monitor = %watch_address, "the conductor is serving");
 
         let failed = tokio::select! {
             () = shutdown.cancelled() => None,
             ended = &mut server => Some(ended),
         };
         // From here on new requests are answered with 503; those in flight go on.
-        tracing::info!("conductor is draining");
+        tracing::info!("the conductor is draining");
         draining.cancel();
         let drain = Duration::from_millis(config.drain_timeout_ms);
         if tokio::time::timeout(drain, serving.finished()).await.is_err() {
-            tracing::warn!("draining timed out; cancelling the requests in flight");
+            tracing::warn!(
+                "the conductor did not drain within `drain_timeout_ms`; cancelling the requests in flight"
+            );
         }
         stop.cancel();
         // What is ready is written; then connections are closed whatever they do.
@@ -406,17 +408,17 @@ fn serve_options(config: &Config) -> ServeOptions {
 
 /// Where no keys are asked for there is nobody to take turns.
 fn wait_options(config: &Config) -> Option<WaitOptions> {
-    let AdmissionQueueConfig { requests_max, dispatch_ahead_ms, quantum_tokens, aging_ms } =
+    let AdmissionQueueConfig { choices_max, dispatch_ahead_ms, quantum_tokens, aging_ms } =
         config.admission_queue;
     let line = LineOptions {
-        requests_max,
+        requests_max: choices_max,
         quantum_tokens,
         aging_us: aging_ms.saturating_mul(1_000),
         passed_us: aging_ms.saturating_mul(1_000),
         ..LineOptions::default()
     };
     let options = WaitOptions { line, ahead: Duration::from_millis(dispatch_ahead_ms) };
-    (config.api_keys_file.is_some() && requests_max > 0).then_some(options)
+    (config.api_keys_file.is_some() && choices_max > 0).then_some(options)
 }
 
 fn objectives(config: &Config) -> ObjectiveBounds {

@@ -77,7 +77,7 @@ fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, ?limit, "cannot raise the limit of open files");
+        tracing::warn!(%error, ?limit, "the process cannot raise its limit of open files; raise it with `ulimit -n`");
     }
 }
 
@@ -116,12 +116,12 @@ async fn end_at_signal(mut interrupt: Signal, mut terminate: Signal, shutdown: C
         match asked_at {
             None => {
                 asked_at = Some(Instant::now());
-                tracing::info!("draining");
+                tracing::info!("the process received a signal; draining");
                 shutdown.cancel();
             }
             Some(asked_at) if asked_at.elapsed() < DUPLICATE_SIGNAL_WINDOW => {}
             Some(_) => {
-                tracing::warn!("received a second signal; exiting without draining");
+                tracing::warn!("the process received a second signal; exiting without draining");
                 std::process::exit(130);
             }
         }
@@ -140,10 +140,10 @@ fn end_with_stdin(shutdown: CancellationToken) -> std::io::Result<()> {
                 Err(_) => break,
             }
         }
-        tracing::info!("standard input closed; draining");
+        tracing::info!("standard input of the process closed; draining");
         shutdown.cancel();
         std::thread::sleep(DRAIN_MAX);
-        tracing::error!("the drain timed out; exiting");
+        tracing::error!("the process did not drain in time; exiting");
         std::process::exit(1);
     })?;
     Ok(())

@@ -104,7 +104,7 @@ pub(crate) struct Flags {
     /// Eviction policy, in place of the cluster file's: lru or hit-density. With `--cache-tokens` several are
     /// allowed.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    eviction: Vec<String>,
+    eviction_policy: Vec<String>,
 
     /// With `--cache-tokens`: add results of caches with an SSD of this many tokens.
     #[arg(long, value_name = "TOKENS")]
@@ -221,7 +221,7 @@ fn run_pools(flags: &Flags, cluster: &Cluster, trace: &Trace) -> Result<(), Box<
     if !(0.0..1.0).contains(&flags.warm_up) {
         return Err("--warm-up must be at least 0 and less than 1".into());
     }
-    let mut evictions = evictions(&flags.eviction)?;
+    let mut evictions = evictions(&flags.eviction_policy)?;
     if evictions.is_empty() {
         evictions = vec![Eviction::Lru, Eviction::HitDensity];
     }
@@ -280,7 +280,7 @@ fn evictions(names: &[String]) -> Result<Vec<Eviction>, Box<dyn Error>> {
     let named = |name: &String| match name.as_str() {
         "lru" => Ok(Eviction::Lru),
         "hit-density" => Ok(Eviction::HitDensity),
-        _ => Err(format!("--eviction {name}: use lru or hit-density").into()),
+        _ => Err(format!("--eviction-policy {name}: use lru or hit-density").into()),
     };
     names.iter().map(named).collect()
 }
@@ -322,11 +322,11 @@ fn cluster(flags: &Flags) -> Result<Cluster, Box<dyn Error>> {
     if flags.balance && cluster.balance.is_none() {
         cluster.balance = Some(BalanceFile::default());
     }
-    match evictions(&flags.eviction)?[..] {
+    match evictions(&flags.eviction_policy)?[..] {
         [] => {}
-        [eviction] => cluster.eviction = eviction,
+        [eviction] => cluster.eviction_policy = eviction,
         _ if flags.cache_tokens.is_empty() => {
-            return Err("several values of --eviction need --cache-tokens".into());
+            return Err("several values of --eviction-policy need --cache-tokens".into());
         }
         _ => {}
     }

@@ -168,7 +168,7 @@ async fn engine(device: &Arc<Device>, attach_dir: &Path) -> Done<()> {
             return Err("the pages were not copied to slots".into());
         }
         let keys = BlockKey::concat(&chain(&of));
-        pooled.engine.send(ToNode::Get(v1::GetBlocks { handle, keys, memory_only: false }));
+        pooled.engine.send(ToNode::Get(v1::GetBlocks { handle, keys, skip_promotion: false }));
         let got = pooled.engine.got(handle).await;
         if got.slots.len() == BLOCKS as usize {
             break got.slots;

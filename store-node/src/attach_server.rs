@@ -183,13 +183,13 @@ async fn take_handovers(listener: UnixListener, node: NodeHandle, stop: Cancella
                 let node = node.clone();
                 tokio::task::spawn_blocking(move || {
                     if let Err(error) = take_handover(stream, &node) {
-                        tracing::warn!(%error, "a process did not present its token");
+                        tracing::warn!(%error, "a process connected to the attach socket but presented no token");
                     }
                     drop(slot);
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a descriptor connection");
+                tracing::warn!(%error, "the store node cannot accept a connection on the attach socket; retrying");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

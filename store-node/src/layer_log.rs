@@ -83,7 +83,7 @@ fn write_lines(file: File, lines: &Receiver<LayerLine>) {
             }
         };
         if let Err(error) = written {
-            tracing::error!(%error, "cannot write the layer log; stopping it");
+            tracing::error!(%error, "the store node cannot write the layer log; the log ends here");
             return;
         }
     }

@@ -8,6 +8,7 @@ use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, 
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
     slots: IntGaugeVec,
+    evictable_slots: IntGauge,
     shares: IntGauge,
     shares_aborting: IntGauge,
     quarantine_oldest: Gauge,
@@ -17,7 +18,9 @@ pub(crate) struct Metrics {
     pool_copies: IntGauge,
     pool_blocks: IntCounterVec,
     pool_carries: IntGaugeVec,
-    pool_layers: IntCounterVec,
+    staged_layers: IntCounter,
+    staging_failures: IntCounter,
+    staging_cancelled_pages: IntCounter,
     pub attach_epoch: IntGauge,
     pub engines: IntGauge,
     pub subscribers: IntGauge,
@@ -25,7 +28,8 @@ pub(crate) struct Metrics {
     pub tail_bytes: IntGauge,
     pub clients: IntGauge,
     pub objects: IntCounterVec,
-    pub expelled: IntCounter,
+    pub object_requests_refused: IntCounter,
+    pub expelled: IntCounterVec,
     pub hit_blocks: IntCounter,
     pub asked_blocks: IntCounter,
     pub pushes: IntCounterVec,
@@ -49,8 +53,14 @@ pub(crate) struct Metrics {
     pub bucket_deletes: IntCounterVec,
     bucket_blocks: IntGaugeVec,
     bucket_bytes: IntGauge,
-    ssd_blocks: IntGaugeVec,
-    ssd_bytes: IntGaugeVec,
+    ssd_blocks: IntGauge,
+    ssd_context_blocks: IntGauge,
+    ssd_demoting_blocks: IntGauge,
+    ssd_overdue_promotions: IntGauge,
+    ssd_bytes: IntGauge,
+    ssd_context_bytes: IntGauge,
+    ssd_live_bytes: IntGauge,
+    ssd_tombstone_bytes: IntGauge,
     ssd_segments: IntGaugeVec,
     ssd_operations: IntGaugeVec,
     ssd_log: IntCounterVec,
@@ -99,6 +109,7 @@ impl Metrics {
         registry.register(Box::new(copies.clone()))?;
         Ok(Metrics {
             slots: gauges("slots", "Slots by state.", "state")?,
+            evictable_slots: gauge("evictable_slots", "Committed slots without a pin.")?,
             shares: gauge("shares", "Shares of transactions that are open or aborting.")?,
             shares_aborting: gauge(
                 "shares_aborting",
@@ -126,21 +137,33 @@ impl Metrics {
                 "Pages of engines' pools whose layers are copied to slots, by state.",
                 "state",
             )?,
-            pool_layers: counters(
-                "pool_layers_total",
-                "Layers copied from pools to slots, failed copies and cancelled pages, by event.",
-                "event",
+            staged_layers: counter(
+                "pool_staged_layers_total",
+                "Layers of pages that the node copied from engines' pools to slots.",
+            )?,
+            staging_failures: counter(
+                "pool_staging_failures_total",
+                "Failed copies of layers from engines' pools to slots; the share is aborted.",
+            )?,
+            staging_cancelled_pages: counter(
+                "pool_staging_cancelled_pages_total",
+                "Pages whose copy to slots was cancelled because the share was aborted.",
             )?,
             attach_epoch: gauge("attach_epoch", "Epoch of the latest engine attachment.")?,
             engines: gauge("engines", "Attached engines.")?,
             clients: gauge("object_clients", "Connected object clients.")?,
             objects: counters("objects_total", "Objects of clients, by event.", "event")?,
+            object_requests_refused: counter(
+                "object_requests_refused_total",
+                "Requests of object clients that the node refused.",
+            )?,
             subscribers: gauge("event_subscribers", "Connected subscribers of block events.")?,
             writers: gauge("peer_writers", "Nodes that may write to this node.")?,
             tail_bytes: gauge("tail_used_bytes", "Allocated bytes of the tail region.")?,
-            expelled: counter(
-                "engines_detached_total",
-                "Engines and object clients detached because of a protocol violation or a missed stop timeout.",
+            expelled: counters(
+                "forced_detaches_total",
+                "Engines and object clients that the node detached because of a protocol violation or a missed stop timeout, by kind.",
+                "kind",
             )?,
             hit_blocks: counter(
                 "hit_blocks_total",
@@ -227,8 +250,29 @@ impl Metrics {
                 "state",
             )?,
             bucket_bytes: gauge("object_store_bytes", "Bytes of blocks in the object store.")?,
-            ssd_blocks: gauges("ssd_blocks", "Blocks on the SSD, by kind.", "kind")?,
-            ssd_bytes: gauges("ssd_bytes", "Bytes on the SSD, by kind.", "kind")?,
+            ssd_blocks: gauge("ssd_blocks", "Blocks on the SSD.")?,
+            ssd_context_blocks: gauge("ssd_context_blocks", "Blocks of contexts on the SSD.")?,
+            ssd_demoting_blocks: gauge(
+                "ssd_demoting_blocks",
+                "Blocks that the node is writing to the SSD.",
+            )?,
+            ssd_overdue_promotions: gauge(
+                "ssd_overdue_promotions",
+                "Reads of blocks from the SSD that have taken longer than their timeout.",
+            )?,
+            ssd_bytes: gauge("ssd_bytes", "Bytes of blocks on the SSD.")?,
+            ssd_context_bytes: gauge(
+                "ssd_context_bytes",
+                "Bytes of blocks of contexts on the SSD.",
+            )?,
+            ssd_live_bytes: gauge(
+                "ssd_live_bytes",
+                "Bytes of the SSD log that are still needed, with tombstones.",
+            )?,
+            ssd_tombstone_bytes: gauge(
+                "ssd_tombstone_bytes",
+                "Bytes of tombstones in the SSD log.",
+            )?,
             ssd_segments: gauges("ssd_segments", "Segments of the SSD log, by state.", "state")?,
             ssd_operations: gauges(
                 "ssd_operations",
@@ -254,11 +298,11 @@ impl Metrics {
             ("allocated", counts.allocated),
             ("promoting", counts.rising),
             ("committed", counts.committed),
-            ("evictable", counts.evictable),
             ("releasing", counts.leaving),
             ("quarantined", counts.quarantined),
         ];
         set_all(&self.slots, &states);
+        self.evictable_slots.set(counts.evictable.into());
         self.shares.set(counts.shares.into());
         self.shares_aborting.set(counts.aborting.into());
         let age_ms = counts.aborting_since_ms.map_or(0, |since| now_ms.saturating_sub(since));
@@ -285,12 +329,9 @@ impl Metrics {
         raise_all(&self.pool_blocks, &blocks);
         let carries = [("in_flight", counts.carries), ("waiting", counts.carries_waiting)];
         set_all(&self.pool_carries, &carries);
-        let layers = [
-            ("staged", counts.layers_carried_total),
-            ("failed", counts.carries_failed_total),
-            ("cancelled", counts.carries_given_up_total),
-        ];
-        raise_all(&self.pool_layers, &layers);
+        raise(&self.staged_layers, counts.layers_carried_total);
+        raise(&self.staging_failures, counts.carries_failed_total);
+        raise(&self.staging_cancelled_pages, counts.carries_given_up_total);
         let events = [
             ("committed", counts.committed_total),
             ("duplicate", counts.duplicates_total),
@@ -298,9 +339,9 @@ impl Metrics {
             ("dropped", counts.dropped_total),
             ("lease_expired", counts.leases_over_total),
             ("aborted", counts.aborts_total),
-            ("refused_no_space", counts.refused_no_space_total),
-            ("tombstone_expired", counts.tombstones_forgotten_total),
-            ("finished_expired", counts.finished_forgotten_total),
+            ("refused_no_capacity", counts.refused_no_space_total),
+            ("tombstone_discarded", counts.tombstones_forgotten_total),
+            ("finished_discarded", counts.finished_forgotten_total),
             ("demoted", counts.sunk_total),
             ("demote_failed", counts.sinks_failed_total),
             ("promoted", counts.risen_total),
@@ -323,14 +364,12 @@ impl Metrics {
             ("prefetched_used", counts.prefetched_used_total),
             ("prefetched_unused", counts.prefetched_unused_total),
         ];
-        let ssd_blocks = [
-            ("all", counts.ssd_blocks),
-            ("context", counts.context_blocks),
-            ("demoting", counts.sinking),
-            ("promote_timed_out", counts.rises_late),
-        ];
-        set_all(&self.ssd_blocks, &ssd_blocks);
-        set_all(&self.ssd_bytes, &[("all", counts.ssd_bytes), ("context", counts.context_bytes)]);
+        self.ssd_blocks.set(counts.ssd_blocks.into());
+        self.ssd_context_blocks.set(counts.context_blocks.into());
+        self.ssd_demoting_blocks.set(counts.sinking.into());
+        self.ssd_overdue_promotions.set(counts.rises_late.into());
+        self.ssd_bytes.set(counts.ssd_bytes as i64);
+        self.ssd_context_bytes.set(counts.context_bytes as i64);
         let bucket_blocks = [
             ("stored", counts.bucket_blocks),
             ("uploading", counts.uploading),
@@ -344,16 +383,16 @@ impl Metrics {
 
     /// Sets the metrics of the SSD log. `before` are its last counts; a recovered log starts at 0.
     pub(crate) fn set_ssd_counts(&self, before: &LogCounts, counts: &LogCounts) {
+        let unused = counts.segments_free + counts.segments_withheld;
+        let used = counts.segments.saturating_sub(unused);
         let segments = [
-            ("all", counts.segments),
+            ("used", used),
             ("free", counts.segments_free),
             ("withheld", counts.segments_withheld),
         ];
         set_all(&self.ssd_segments, &segments);
-        set_all(
-            &self.ssd_bytes,
-            &[("live", counts.live_bytes), ("tombstone", counts.buried_bytes)],
-        );
+        self.ssd_live_bytes.set(counts.live_bytes as i64);
+        self.ssd_tombstone_bytes.set(counts.buried_bytes as i64);
         let operations = [("in_flight", counts.operations), ("waiting", counts.waiting)];
         set_all(&self.ssd_operations, &operations);
         let events = [
@@ -380,9 +419,13 @@ fn set_all<N: Copy + Into<u64>>(gauges: &IntGaugeVec, values: &[(&str, N)]) {
 /// Raises each counter to a total that the core has counted.
 fn raise_all(counters: &IntCounterVec, totals: &[(&str, u64)]) {
     for (label, total) in totals {
-        let counter = counters.with_label_values(&[label]);
-        counter.inc_by(total.saturating_sub(counter.get()));
+        raise(&counters.with_label_values(&[label]), *total);
     }
+}
+
+/// Raises a counter to a total that the core has counted.
+fn raise(counter: &IntCounter, total: u64) {
+    counter.inc_by(total.saturating_sub(counter.get()));
 }
 
 #[cfg(test)]

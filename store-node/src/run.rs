@@ -199,7 +199,9 @@ impl Running {
         for server in self.servers.drain(..) {
             let abort = server.abort_handle();
             match tokio::time::timeout(CONNECTIONS_END, server).await {
-                Ok(Ok(Err(error))) => tracing::warn!(%error, "a server ended with an error"),
+                Ok(Ok(Err(error))) => {
+                    tracing::warn!(%error, "a gRPC or HTTP server of the store node ended with an error")
+                }
                 Ok(_) => {}
                 Err(_) => abort.abort(),
             }

@@ -129,7 +129,8 @@ impl Administered {
         for key in chain(prompt) {
             let ours = self.inspect(key).await.expect("it is here").ssd.expect("on the SSD");
             let theirs = other.inspect(key).await.expect("it is there").ssd.expect("on the SSD");
-            let of = |copy: &v1::SsdCopy| (copy.block_class, copy.tenant, copy.expires_unix_ms);
+            let of =
+                |copy: &v1::SsdCopy| (copy.block_class, copy.tenant_hash, copy.expires_unix_ms);
             assert_eq!(of(&ours), of(&theirs));
             assert_eq!(ours.block_class(), v1::BlockClass::Context);
         }

@@ -95,7 +95,7 @@ async fn each_layer_is_pushed_while_the_next_one_is_computed(domain: Domain) {
     pair.decode.has_blocks(&chain(&prompt)).await;
     pair.computes.drop_pages(1, 5..9).await;
     pair.is_quiet().await;
-    pair.prefill.shows("pool_layers_total{event=\"staged\"}", 16.0).await;
+    pair.prefill.shows("pool_staged_layers_total", 16.0).await;
     pair.prefill.shows("pool_pages{state=\"computed\"}", 0.0).await;
     // The next prompt that begins alike finds them.
     let longer: Vec<u32> =
@@ -210,7 +210,7 @@ async fn pages_of_a_gpu_go_back_when_no_copy_reads_them() {
     pair.computes.ask_drop(1, 4..7);
     // What is asked later is answered, and the pages are not back.
     let get =
-        v1::GetBlocks { handle: 5, keys: BlockKey::concat(&chain(&prompt)), memory_only: false };
+        v1::GetBlocks { handle: 5, keys: BlockKey::concat(&chain(&prompt)), skip_promotion: false };
     pair.computes.engine.send(ToNode::Get(get));
     assert!(pair.computes.engine.got(5).await.slots.is_empty());
     assert_eq!(pair.computes.engine.unasked(), []);
@@ -246,7 +246,7 @@ async fn a_cancelled_prefill_has_its_slots_in_quarantine_until_its_copies_have_e
     gpu.set_copies_held(false);
     pair.computes.dropped(1).await;
     pair.is_quiet().await;
-    assert_eq!(pair.prefill.metric("pool_layers_total{event=\"staged\"}").await, 0.0);
+    assert_eq!(pair.prefill.metric("pool_staged_layers_total").await, 0.0);
     assert_eq!(pair.prefill.blocks(&chain(&prompt)).await.len(), 0);
     // The engine goes on with another request.
     pair.begin(2, &prompt).await;
@@ -295,7 +295,7 @@ async fn a_gpu_that_fails_to_copy_costs_the_request_and_no_more() {
     pair.computes.drop_pages(1, 0..2).await;
     pair.decode.abort(D(1)).await;
     pair.is_quiet().await;
-    assert!(pair.prefill.metric("pool_layers_total{event=\"failed\"}").await >= 1.0);
+    assert!(pair.prefill.metric("pool_staging_failures_total").await >= 1.0);
     pair.begin(2, &prompt).await;
     pair.computes.compute(P(2), &prompt, 0..2, 0);
     pair.finish(2, b"tail");

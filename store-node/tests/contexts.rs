@@ -128,7 +128,7 @@ impl Keeper {
 
     /// So many blocks are of the context class.
     async fn keeps(&self, blocks: f64) {
-        self.node.shows("ssd_blocks{kind=\"context\"}", blocks).await;
+        self.node.shows("ssd_context_blocks", blocks).await;
     }
 }
 
@@ -195,7 +195,7 @@ async fn a_chain_is_kept_whole_or_not_at_all_where_that_is_asked() {
         keys: BlockKey::concat(&chain(prompt)),
         tenant: "tenant".into(),
         ttl_ms: 600_000,
-        whole: true,
+        require_all_blocks: true,
         ..v1::PersistContextRequest::default()
     };
     assert_eq!(keeper.keep_as(whole(&long)).await, Err(Code::NotFound));

@@ -153,7 +153,7 @@ async fn the_decode_engine_keeps_its_lease_by_being_alive() {
     pair.prefill_engine.release(P(1));
     let started = std::time::Instant::now();
     while started.elapsed().as_millis() < 1600 {
-        let alive = v1::TxShareRef { tx: Some(tx(1).into()), side: Side::Decode.to_wire() };
+        let alive = v1::TxShare { tx: Some(tx(1).into()), side: Side::Decode.to_wire() };
         let alive = v1::KeepAlive { shares: vec![alive] };
         pair.decode_engine.send(v1::engine_to_node::Message::KeepAlive(alive));
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;

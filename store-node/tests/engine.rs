@@ -67,7 +67,7 @@ async fn an_engine_that_leaves_gives_everything_back() {
     engine.bind(P(2)).await;
     engine.grow(P(2), 3).await;
     let keys = BlockKey::concat(&chain(&prompt));
-    engine.send(ToNode::Get(v1::GetBlocks { handle: 9, keys, memory_only: false }));
+    engine.send(ToNode::Get(v1::GetBlocks { handle: 9, keys, skip_promotion: false }));
     until("pins", async || (node.metric("pins").await == 4.0).then_some(())).await;
     drop(engine);
     is_alone(&mut node).await;
@@ -163,7 +163,7 @@ async fn blocks_are_pinned_for_an_engine_that_asks() {
     engine.send(ToNode::Get(v1::GetBlocks {
         handle: 5,
         keys: BlockKey::concat(&keys),
-        memory_only: false,
+        skip_promotion: false,
     }));
     let slots = engine
         .wait("blocks", |message| match message {
@@ -191,7 +191,7 @@ async fn check_expelled(misbehave: impl AsyncFnOnce(&mut FakeEngine, &[u32])) {
     assert_eq!(bound.cached_tokens, 2 * BLOCK_TOKENS);
     misbehave(&mut engine, &bound.slots).await;
     is_alone(&mut node).await;
-    node.shows("engines_detached_total", 1.0).await;
+    node.shows("forced_detaches_total{kind=\"engine\"}", 1.0).await;
     node.shows("slots{state=\"quarantined\"}", 2.0).await;
     until("the engine notices", async || (!engine.attachment.is_connected()).then_some(())).await;
     drop(engine);
@@ -279,7 +279,7 @@ async fn an_engine_that_does_not_stop_when_it_is_told_is_detached() {
     engine.stopped(P(2)).await;
     // Conductors are told that there is no engine; what it may still write is nobody's.
     is_alone(&mut node).await;
-    node.shows("engines_detached_total", 1.0).await;
+    node.shows("forced_detaches_total{kind=\"engine\"}", 1.0).await;
     node.shows("slots{state=\"quarantined\"}", 2.0).await;
     until("the engine notices", async || (!engine.attachment.is_connected()).then_some(())).await;
     drop(engine);
@@ -298,7 +298,7 @@ async fn shares_that_have_ended_are_no_reason_to_detach() {
     engine.ask_bind(P(77));
     assert_eq!(engine.bound(P(77)).await.status(), v1::BindStatus::Gone);
     fill(&mut node, &mut engine, 1, &prompt(1, 64)).await;
-    assert_eq!(node.metric("engines_detached_total").await, 0.0);
+    assert_eq!(node.metric("forced_detaches_total{kind=\"engine\"}").await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

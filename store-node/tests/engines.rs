@@ -58,8 +58,8 @@ async fn two_engines_serve_at_once_and_find_each_others_blocks() {
     node.has_blocks(&chain(&second)).await;
     // What the one has computed the other one finds.
     let keys = BlockKey::concat(&chain(&first));
-    two.send(ToNode::Get(v1::GetBlocks { handle: 1, keys: keys.clone(), memory_only: false }));
-    one.send(ToNode::Get(v1::GetBlocks { handle: 1, keys, memory_only: false }));
+    two.send(ToNode::Get(v1::GetBlocks { handle: 1, keys: keys.clone(), skip_promotion: false }));
+    one.send(ToNode::Get(v1::GetBlocks { handle: 1, keys, skip_promotion: false }));
     let slots = two.got(1).await.slots;
     two.holds(&first, &slots, 0..2);
     assert_eq!(one.got(1).await.slots, slots);
@@ -83,7 +83,7 @@ async fn check_touched(touch: impl FnOnce(&mut FakeEngine)) {
     two.bind(P(2)).await;
     touch(&mut two);
     until_only(&mut node, "one").await;
-    node.shows("engines_detached_total", 1.0).await;
+    node.shows("forced_detaches_total{kind=\"engine\"}", 1.0).await;
     // What it held is nobody's until it is gone, and the other one's share is untouched.
     node.shows("slots{state=\"quarantined\"}", 2.0).await;
     one.compute(P(1), &tokens, &bound.slots, 0..2);
@@ -117,7 +117,7 @@ async fn the_life_of_one_engine_renews_nothing_of_another() {
     let short = v1::TxAllocateRequest { lease_ms: 200, ..allocate(P(1), &prompt(1, 100)) };
     node.allocate(short).await.expect("room");
     one.bind(P(1)).await;
-    let shares = vec![v1::TxShareRef { tx: Some(tx(1).into()), side: Side::Prefill.to_wire() }];
+    let shares = vec![v1::TxShare { tx: Some(tx(1).into()), side: Side::Prefill.to_wire() }];
     until("the lease is over", async || {
         two.send(ToNode::KeepAlive(v1::KeepAlive { shares: shares.clone() }));
         let stops = one.unasked();

@@ -84,7 +84,7 @@ async fn blocks_of_a_pool_are_announced_copied_and_found_by_others() {
     pooled.engine.send(ToNode::Get(v1::GetBlocks {
         handle: 1,
         keys: BlockKey::concat(&keys),
-        memory_only: false,
+        skip_promotion: false,
     }));
     let got = pooled.engine.got(1).await;
     pooled.engine.holds(&prompt, &got.slots, 0..5);
@@ -111,7 +111,7 @@ async fn pages_may_be_dropped_while_they_are_copied() {
         node.has_blocks(&chain(&prompt)).await;
         let handle = 100 + u64::from(round);
         let keys = BlockKey::concat(&chain(&prompt));
-        pooled.engine.send(ToNode::Get(v1::GetBlocks { handle, keys, memory_only: false }));
+        pooled.engine.send(ToNode::Get(v1::GetBlocks { handle, keys, skip_promotion: false }));
         let got = pooled.engine.got(handle).await;
         pooled.engine.holds(&prompt, &got.slots, 0..3);
         pooled.engine.send(ToNode::Unpin(v1::UnpinBlocks { handle }));
@@ -215,7 +215,7 @@ async fn pages_sink_to_the_ssd_and_are_filled_from_there() {
         node.has_blocks(&chain(&other)).await;
         pooled.drop_pages(seed.into(), 8..12).await;
         until("what shall sink has", async || {
-            (node.metric("ssd_blocks{kind=\"demoting\"}").await == 0.0).then_some(())
+            (node.metric("ssd_demoting_blocks").await == 0.0).then_some(())
         })
         .await;
     }
@@ -267,7 +267,7 @@ async fn an_engine_that_names_pages_which_are_not_its_own_is_detached() {
     until("it is detached", async || (!pooled.engine.attachment.is_connected()).then_some(()))
         .await;
     known.sees(&chain(&prompt), Some(v1::Tier::Dram)).await;
-    node.shows("engines_detached_total", 1.0).await;
+    node.shows("forced_detaches_total{kind=\"engine\"}", 1.0).await;
     // Without a pool there is nothing to hold.
     drop(pooled);
     let mut engine = FakeEngine::attach(&node).await;
@@ -299,7 +299,7 @@ async fn a_pool_in_memory_of_a_gpu_is_a_tier_as_any_other() {
     pooled.engine.send(ToNode::Get(v1::GetBlocks {
         handle: 1,
         keys: BlockKey::concat(&keys),
-        memory_only: false,
+        skip_promotion: false,
     }));
     let got = pooled.engine.got(1).await;
     pooled.engine.holds(&first, &got.slots, 0..5);

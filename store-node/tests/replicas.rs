@@ -92,7 +92,7 @@ fn keep(prompt: &[u32], copies: u32) -> v1::PersistContextRequest {
         keys: BlockKey::concat(&chain(prompt)),
         tenant: TENANT.into(),
         ttl_ms: 600_000,
-        whole: true,
+        require_all_blocks: true,
         replicas: copies,
         ..v1::PersistContextRequest::default()
     }

@@ -95,7 +95,7 @@ impl Tiered {
     /// Nothing is on its way to the SSD.
     async fn settled(&self) {
         until("all has sunk that shall", async || {
-            (self.node.metric("ssd_blocks{kind=\"demoting\"}").await == 0.0).then_some(())
+            (self.node.metric("ssd_demoting_blocks").await == 0.0).then_some(())
         })
         .await;
     }
@@ -173,7 +173,7 @@ async fn a_kept_chain_is_there_after_a_restart() {
     // An index that was lost is made anew.
     std::fs::remove_dir_all(dir.path().join("index")).expect("removed");
     let mut tiered = Tiered::start(dir.path(), SsdIo::Auto).await;
-    tiered.node.shows("ssd_blocks{kind=\"context\"}", 4.0).await;
+    tiered.node.shows("ssd_context_blocks", 4.0).await;
     assert_eq!(tiered.prefill(&kept).await, 4 * BLOCK_TOKENS);
     tiered.node.is_quiet().await;
 }
@@ -341,7 +341,7 @@ async fn what_is_hinted_at_is_in_memory_before_it_is_asked_for() {
     tiered.prefill(&prompt).await;
     tiered.push_out(&prompt).await;
     let reply = prefetch(&mut tiered.node, &prompt).await.expect("it reads");
-    assert_eq!((reply.memory_blocks, reply.promoting_blocks), (0, 5));
+    assert_eq!((reply.dram_blocks, reply.promoting_blocks), (0, 5));
     tiered.node.has_blocks(&chain(&prompt)).await;
     tiered.node.is_quiet().await;
     let of = |event: &str| format!("block_events_total{{event=\"{event}\"}}");
@@ -351,7 +351,7 @@ async fn what_is_hinted_at_is_in_memory_before_it_is_asked_for() {
     tiered.node.shows(&of("prefetched_used"), 5.0).await;
     assert_eq!(tiered.node.metric(&of("promoted")).await, risen, "it was there already");
     let reply = prefetch(&mut tiered.node, &prompt).await.expect("it is there");
-    assert_eq!((reply.memory_blocks, reply.promoting_blocks), (5, 0));
+    assert_eq!((reply.dram_blocks, reply.promoting_blocks), (5, 0));
     tiered.node.is_quiet().await;
 }
 
@@ -365,7 +365,7 @@ async fn an_engine_that_looks_again_finds_what_was_on_the_ssd() {
     tiered.push_out(&prompt).await;
     let keys = kvasir_proto::BlockKey::concat(&chain(&prompt));
     let engine = &mut tiered.engine;
-    let get = v1::GetBlocks { handle: 3, keys: keys.clone(), memory_only: true };
+    let get = v1::GetBlocks { handle: 3, keys: keys.clone(), skip_promotion: true };
     engine.send(ToNode::Get(get));
     let got = engine.got(3).await;
     assert_eq!(
@@ -373,11 +373,15 @@ async fn an_engine_that_looks_again_finds_what_was_on_the_ssd() {
         (0, 0),
         "nothing is read that nobody waits for"
     );
-    engine.send(ToNode::Get(v1::GetBlocks { handle: 1, keys: keys.clone(), memory_only: false }));
+    engine.send(ToNode::Get(v1::GetBlocks {
+        handle: 1,
+        keys: keys.clone(),
+        skip_promotion: false,
+    }));
     let got = engine.got(1).await;
     assert_eq!((got.slots.len(), got.promoting_blocks), (0, 4));
     tiered.node.has_blocks(&chain(&prompt)).await;
-    engine.send(ToNode::Get(v1::GetBlocks { handle: 2, keys, memory_only: false }));
+    engine.send(ToNode::Get(v1::GetBlocks { handle: 2, keys, skip_promotion: false }));
     let got = engine.got(2).await;
     assert_eq!((got.slots.len(), got.promoting_blocks), (4, 0));
     engine.holds(&prompt, &got.slots, 0..4);
@@ -430,7 +434,7 @@ async fn what_is_told_to_leave_the_ssd_reads_nothing() {
     let prompt = prompt(1, 3 * BLOCK_TOKENS + 9);
     tiered.prefill(&prompt).await;
     tiered.push_out(&prompt).await;
-    let request = v1::TxAllocateRequest { leave_ssd: true, ..allocate(P(1), &prompt) };
+    let request = v1::TxAllocateRequest { skip_promotion: true, ..allocate(P(1), &prompt) };
     assert_eq!(tiered.node.allocate(request).await.expect("allocated").cached_blocks, 0);
     assert_eq!(tiered.engine.bind(P(1)).await.cached_tokens, 0);
     tiered.engine.release(P(1));

@@ -24,14 +24,14 @@ fn the_demonstration_measures_every_alternative_and_says_what_was_decided() {
         .expect("it can be started");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let said: Value = serde_json::from_slice(&output.stdout).expect("JSON and nothing else");
-    let cells = said["cells"].as_array().expect("cells");
+    let cells = said["scenarios"].as_array().expect("cells");
     assert_eq!(cells.len(), 4, "two wires, two lengths of answers");
     let (mut least_by, mut right) = ([0; 3], 0);
     for cell in cells {
         let agents = whole(&cell["agents"]);
         let measured = WAYS.map(|way| cell["measured_ms"][way].as_f64().expect("a time"));
         assert!(measured.iter().all(|ms| ms.is_finite() && *ms > 0.0), "{cell}");
-        let decided: u64 = WAYS.iter().map(|way| whole(&cell["decided"][way])).sum();
+        let decided: u64 = WAYS.iter().map(|way| whole(&cell["decisions"][way])).sum();
         assert_eq!(decided, agents, "each agent was given one way: {cell}");
         let least = measured.iter().copied().fold(f64::INFINITY, f64::min);
         let best = WAYS.iter().position(|way| cell["best"] == **way).expect("one of them");
@@ -39,8 +39,8 @@ fn the_demonstration_measures_every_alternative_and_says_what_was_decided() {
         least_by[best] += 1;
         let regret = cell["regret"].as_f64().expect("a ratio");
         right += u64::from(regret <= 1.1);
-        if let Some(chosen) = cell["chosen"].as_str() {
-            assert_eq!(whole(&cell["decided"][chosen]), agents);
+        if let Some(chosen) = cell["action"].as_str() {
+            assert_eq!(whole(&cell["decisions"][chosen]), agents);
             let took = cell["measured_ms"][chosen].as_f64().expect("a time");
             assert!((regret - took / least).abs() < 1e-9 && regret >= 1.0, "{cell}");
         }
@@ -57,7 +57,7 @@ fn the_demonstration_measures_every_alternative_and_says_what_was_decided() {
         assert_eq!(cell["same_tokens"], true, "{cell}");
     }
     for (way, count) in WAYS.iter().zip(least_by) {
-        assert_eq!(whole(&said["least_by"][way]), count);
+        assert_eq!(whole(&said["fastest"][way]), count);
     }
     assert_eq!(whole(&said["within_10_percent"]), right);
     let svg = std::fs::read_to_string(&plot).expect("the plot");

@@ -86,6 +86,6 @@ def http(cluster):
 
 @pytest.fixture(scope="session")
 def cases():
-    """What the bundled model must generate, computed by the transformers library."""
+    """The expected tokens of the bundled model, computed by the transformers library."""
     path = ROOT / "tests" / "data" / "deepseek_v2" / "plain" / "expected.json"
     return json.loads(path.read_text())["cases"]

@@ -18,7 +18,7 @@ fn case() -> Case {
 }
 
 async fn create(cluster: &Cluster, prompt: &[u32]) -> Value {
-    let body = json!({"model": cluster.model, "prompt": prompt, "ttl_s": TTL_S});
+    let body = json!({"model": cluster.model, "prompt": prompt, "ttl_seconds": TTL_S});
     let (status, created) = cluster.post(CONTEXTS, &body).await;
     assert_eq!(status, 200, "{created}");
     created
@@ -97,7 +97,7 @@ async fn a_context_outlives_everybody_and_ends_when_it_is_dropped() {
     })
     .await;
     assert_eq!(ids(&cluster).await, both);
-    let (status, extended) = cluster.post(&path, &json!({"ttl_s": 2 * TTL_S})).await;
+    let (status, extended) = cluster.post(&path, &json!({"ttl_seconds": 2 * TTL_S})).await;
     assert_eq!(status, 200, "{extended}");
     assert!(time(&extended, "expires_at") > time(&created, "expires_at"));
     assert_eq!(extended["created_at"], created["created_at"]);
@@ -116,7 +116,7 @@ async fn a_context_outlives_everybody_and_ends_when_it_is_dropped() {
     assert_eq!(delete(&cluster, &id).await, 200);
     assert_eq!(get(&cluster, &path).await.0, 404);
     assert_eq!(delete(&cluster, &id).await, 404);
-    assert_eq!(cluster.post(&path, &json!({"ttl_s": 1})).await.0, 404);
+    assert_eq!(cluster.post(&path, &json!({"ttl_seconds": 1})).await.0, 404);
     assert_eq!(ids(&cluster).await, [shorter.as_str()]);
     lose_all(&cluster).await;
     assert_eq!(ids(&cluster).await, [shorter.as_str()]);
@@ -144,7 +144,7 @@ async fn tenants_have_contexts_of_their_own_at_real_nodes() {
     let cluster = Cluster::start("--ssd-bytes 256MiB").await;
     let keyed = Keyed::start(&cluster).await;
     let prompt = case().prompt;
-    let body = json!({"model": cluster.model, "prompt": prompt, "ttl_s": TTL_S});
+    let body = json!({"model": cluster.model, "prompt": prompt, "ttl_seconds": TTL_S});
     let (status, of_a) = keyed.send("POST", CONTEXTS, "a", Some(body)).await;
     assert_eq!(status, 200, "{of_a}");
     let path = format!("{CONTEXTS}/{}", of_a["id"].as_str().expect("an id"));
@@ -153,7 +153,7 @@ async fn tenants_have_contexts_of_their_own_at_real_nodes() {
     for method in ["GET", "DELETE"] {
         assert_eq!(keyed.send(method, &path, "b", None).await.0, 404, "{method} by b");
     }
-    assert_eq!(keyed.send("POST", &path, "b", Some(json!({"ttl_s": 1}))).await.0, 404);
+    assert_eq!(keyed.send("POST", &path, "b", Some(json!({"ttl_seconds": 1}))).await.0, 404);
     assert_eq!(get(&cluster, &path).await.0, 404);
     assert_eq!(keyed.send("GET", CONTEXTS, "b", None).await.1["data"], json!([]));
     assert_eq!(ids(&cluster).await, [of_nobody["id"].as_str().expect("an id")]);

@@ -72,7 +72,7 @@ fn both_domains_are_measured_on_one_host() {
     let text = said(&doctor(&["--json"]));
     let report: Value = serde_json::from_str(&text).expect("JSON and nothing else");
     let probes = report["probes"].as_array().expect("a list");
-    let ways: Vec<&str> = probes.iter().filter_map(|probe| probe["way"].as_str()).collect();
+    let ways: Vec<&str> = probes.iter().filter_map(|probe| probe["transport"].as_str()).collect();
     assert_eq!(ways, ["shm on this host", "tcp on this host"]);
     for point in probes.iter().flat_map(|probe| probe["points"].as_array().expect("a list")) {
         assert!(point["gigabytes_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{point}");

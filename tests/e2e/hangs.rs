@@ -86,7 +86,7 @@ async fn hang_in_an_answer() -> Cluster {
         rest.extend(bytes.expect("whole"));
     }
     let rest = String::from_utf8(rest).expect("text");
-    assert!(rest.contains("deadline_exceeded") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
+    assert!(rest.contains("request_timeout") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
     assert_eq!(on_node("kvasir_store_shares_aborting", &[]).await, 1.0);
     assert!(on_node("kvasir_store_slots", &[("state", "quarantined")]).await > 0.0);
     cluster

@@ -102,7 +102,7 @@ fn pools_of_several_sizes_are_printed_and_drawn() {
     let plot = dir.path().join("plot.svg");
     let drawn = ["--plot", plot.to_str().expect("UTF-8")];
     let pools = object(&[&["--cache-tokens", "1024,1000000", "--json"], &drawn[..]].concat());
-    let pools = pools["pools"].as_array().expect("a list of pools");
+    let pools = pools["caches"].as_array().expect("a list of caches");
     assert_eq!(pools.len(), 4, "{pools:?}");
     let ratio = |at: usize| number(&pools[at], "/block_hit_ratio");
     assert!(ratio(0) < ratio(1) && ratio(2) < ratio(3), "more finds more: {pools:?}");
@@ -117,7 +117,7 @@ fn flags_that_cannot_be_are_refused_with_a_word_about_them() {
         (&["--admission", "never"], "use one of late, early, predicted, calibrated"),
         (&["--speed", "0"], "--speed must be above 0"),
         (&["--colocated", "half"], "--colocated half"),
-        (&["--eviction", "fifo", "--cache-tokens", "1000"], "use lru or hit-density"),
+        (&["--eviction-policy", "fifo", "--cache-tokens", "1000"], "use lru or hit-density"),
         (&["--prefill-nodes", "0"], "prefill_nodes"),
     ] {
         let output = replay(flags);

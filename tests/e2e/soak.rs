@@ -153,7 +153,8 @@ async fn client(cluster: &Cluster, seed: u64, until: Instant) -> Came {
 async fn keep(cluster: &Cluster, prompt: &[u32], which: usize) -> Came {
     const PATH: &str = "/v1/contexts";
     let copies = 1 + which / 3 % 2;
-    let body = json!({"model": cluster.model, "prompt": prompt, "ttl_s": 2, "replicas": copies});
+    let body =
+        json!({"model": cluster.model, "prompt": prompt, "ttl_seconds": 2, "replicas": copies});
     let (status, kept) = cluster.post(PATH, &body).await;
     // Where memory is short its blocks may have made room before they could be kept.
     let gone = status == 503 && kept["error"]["code"] == "context_not_persisted";
@@ -167,7 +168,7 @@ async fn keep(cluster: &Cluster, prompt: &[u32], which: usize) -> Came {
             cluster.client.delete(url).send().await.expect("an answer");
         }
         1 => {
-            cluster.post(&format!("{PATH}/{id}"), &json!({"ttl_s": 4})).await;
+            cluster.post(&format!("{PATH}/{id}"), &json!({"ttl_seconds": 4})).await;
         }
         _ => {}
     }

@@ -1,5 +1,5 @@
-"""An inference engine written in Python, attached to a store node of the built binary: what it computes is cached,
-found again, and read where it lies. The test is the conductor."""
+"""An inference engine written in Python, attached to a store node of the built binary. The node caches its
+blocks, and a later transaction finds them and reads them in place. The test is the conductor."""
 
 import hashlib
 import pathlib
@@ -44,7 +44,7 @@ def pb(tmp_path_factory):
 
 @pytest.fixture
 def node(request, tmp_path):
-    # Of its own in the loopback network (all of 127.0.0.0/8): nobody else gets its port.
+    # All of 127.0.0.0/8 is loopback: no other process uses the port of a random address.
     address = f"127.{1 + secrets.randbelow(127)}.{secrets.randbelow(256)}.{secrets.randbelow(256)}:7000"
     config = tmp_path / "store-node.toml"
     config.write_text(f"""
@@ -160,7 +160,7 @@ def test_an_engine_in_python_computes_a_prompt_once(pb, node, library):  # noqa:
         engine.send(pb.attach.EngineToNode(release=pb.attach.Release(tx=tx, side=pb.common.SIDE_PREFILL)))
 
         def cached():
-            # What is committed is there for the next one.
+            # The next transaction finds committed blocks.
             listed = conductor.ListBlocks(pb.node.ListBlocksRequest(), timeout=PATIENCE_S)
             return listed if len(listed.blocks) == 3 else None
 

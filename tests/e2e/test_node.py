@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# What `.ci/run` installs by the lock file in tests/e2e/node.
+# `.ci/run` installs the package here, from the lock file in tests/e2e/node.
 INSTALLED = ROOT / "target" / "e2e-node"
 MODEL = "tiny-deepseek-v2"
 # The package needs it.

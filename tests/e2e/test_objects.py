@@ -208,7 +208,7 @@ def test_what_cannot_be_given_back_while_the_node_hangs_is_given_back_later(requ
             address = re.search(r"address.{0,9}?=.{0,9}?(127[.0-9]+:[0-9]+)", (folder / "node.log").read_text())[1]
 
             def has_pins(wanted):
-                """What the node shows is what it had some time before."""
+                """Waits, because the metrics of the node lag behind its state."""
                 deadline, pins = time.monotonic() + READY_WITHIN_S, None
                 while pins != wanted:
                     assert time.monotonic() < deadline, pins

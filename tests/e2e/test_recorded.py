@@ -27,7 +27,7 @@ def recording(request):
 
 @pytest.fixture(scope="module")
 def decisions(recording):
-    """What was decided for some hundred requests, of which some were refused."""
+    """The decisions for 120 requests. The conductor refuses some of them."""
     serial = itertools.count()
 
     def ask(seed):
@@ -80,7 +80,7 @@ def test_decisions_under_load_are_taken_again_as_they_were(decisions, replay):
 
 
 def test_what_was_changed_is_found(decisions, replay):
-    placed = next(one for one in decisions if "prefill" in one["decided"])
+    placed = next(one for one in decisions if "prefill" in one["decision"])
     changed = json.loads(json.dumps(placed))
     changed["inputs"]["request"]["prompt_tokens"] += 64
     ran = replay([placed, changed])
@@ -89,7 +89,7 @@ def test_what_was_changed_is_found(decisions, replay):
     assert "decision 2: prompt_blocks: recorded" in ran.stdout, ran.stdout
     assert "1 of the decisions differ from the recorded ones" in ran.stderr
 
-    changed["form"] = 99
+    changed["format_version"] = 99
     ran = replay([changed])
     assert ran.returncode == 1 and "format 99" in ran.stderr, ran.stderr
 
@@ -98,7 +98,7 @@ def test_no_token_and_no_request_is_in_it(decisions):
     text = json.dumps(decisions)
     assert "recorded-" not in text
     request = {"prompt_tokens", "max_tokens", "ttft_objective_us", "tbt_objective_us", "exclude"}
-    request |= {"tie_seed", "now_us", "may_route", "is_endless", "instance", "prefix"}
+    request |= {"tie_seed", "now_us", "may_route", "has_fixed_length", "instance", "prefix"}
     assert all(set(one["inputs"]["request"]) == request for one in decisions)
 
 

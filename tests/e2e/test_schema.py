@@ -15,8 +15,8 @@ from schemathesis.specs.openapi.checks import (
 
 MODEL = "tiny-deepseek-v2"
 EXAMPLES = 20
-# Every second one names the model that is served and a context that is kept, whatever was made up: what
-# is made up names neither, and would be refused before anything else is looked at.
+# Every second request gets the name of the served model and the id of a persisted context. A generated name or id
+# is unknown, and the conductor would reject the request before it checks the rest.
 KNOWN_EVERY = 2
 # The engines here make none.
 NEVER_ANSWERED = "/v1/embeddings"
@@ -42,7 +42,7 @@ def keep(http):
 
     def keep():
         manual = [{"role": "system", "content": "The manual. " * 40}]
-        answer = http.post("/v1/contexts", json={"model": MODEL, "messages": manual, "ttl_s": 600})
+        answer = http.post("/v1/contexts", json={"model": MODEL, "messages": manual, "ttl_seconds": 600})
         assert answer.status_code == 200, answer.text
         return answer.json()["id"]
 
@@ -102,7 +102,7 @@ def test_made_up_requests_are_answered_as_the_document_says(operations, keep, mo
 
 
 def lengthened(example):
-    """As somebody would send it who takes it from the document: what was cut short stands there whole."""
+    """The example with a long text for each ellipsis, as a user of the document would send it."""
     if isinstance(example, dict):
         return {key: lengthened(value) for key, value in example.items()}
     if isinstance(example, list):

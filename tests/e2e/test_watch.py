@@ -1,4 +1,4 @@
-"""What a conductor shows to those who run it: the page in a real browser, and the two commands."""
+"""The monitoring page in a real browser, and the commands `top` and `explain`."""
 
 import itertools
 import json
@@ -42,8 +42,8 @@ def run(cluster, request):
 
 @pytest.fixture(scope="module")
 def refused(cluster):
-    """The id of a request that was refused: nobody is fast enough for it while others are computed. Alone it would be
-    in time, also on a slow machine."""
+    """The id of a refused request: no engine meets its objective while it computes others. Alone the request would
+    be in time, also on a slow machine."""
     url = f"{cluster.url}/v1/completions"
     over = threading.Event()
 

@@ -124,6 +124,6 @@ async fn without_the_push_no_request_is_answered() {
     let case = &Variant::Plain.cases()[0];
     let (status, answer) = cluster.complete(&case.prompt, 4).await;
     assert_eq!(status, 504, "{answer}");
-    assert_eq!(answer["error"]["code"], "deadline_exceeded", "{answer}");
+    assert_eq!(answer["error"]["code"], "request_timeout", "{answer}");
     assert!(answer["choices"].is_null(), "{answer}");
 }

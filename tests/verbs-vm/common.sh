@@ -1,11 +1,11 @@
-# What the scripts here share: where things lie, and how Debian's packages get there. Sourced, from this
-# folder, by bash with -euo pipefail.
+# Shared by the scripts of this folder: paths, and functions that download Debian packages. They source this
+# file from this folder, in bash with -euo pipefail.
 
 repository=$(cd ../.. && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kvasir/verbs-vm
 mkdir -p "$cache"
 
-# Names what is missing in one go, and how to get it.
+# Names all missing programs at once, and the command that installs them.
 need() {
     local missing=()
     for program in "$@"; do
@@ -38,8 +38,8 @@ apt_lists() {
     apt_here apt-get update
 }
 
-# fetch FOLDER PACKAGE...: downloads what the folder lacks. Whole or not at all, so that an interrupted
-# download is begun again.
+# fetch FOLDER PACKAGE...: downloads the packages that are not in the folder. An interrupted download leaves
+# nothing there and starts again.
 fetch() {
     local folder=$cache/$1 lacking=() package
     shift

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What is taken out of a kernel package for the virtual machine.
+"""Extracts the parts of a kernel package that the virtual machine needs.
 
-kernel.py modules TREE TARGET NAME...   copies the modules and what they need, numbered in load order
-kernel.py vmlinux VMLINUZ TARGET        unpacks the kernel, which saves the emulated processor doing it
+kernel.py modules TREE TARGET NAME...   copies the modules and their dependencies, numbered in load order
+kernel.py vmlinux VMLINUZ TARGET        unpacks the kernel, which would take long on the emulated processor
 """
 
 import lzma
@@ -21,7 +21,7 @@ def copy_modules(tree, target, names):
     ordered = []
 
     def add(name):
-        # What is not there is built into the kernel.
+        # A module without a file is built into the kernel.
         if name in ordered or name not in found:
             return
         depends = re.search(rb"\0depends=([^\0]*)\0", found[name].read_bytes())

@@ -15,9 +15,9 @@ pub const DESCRIPTORS_MAX: usize = 16;
 /// Why descriptors could not be passed.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptorError {
-    #[error("{0} descriptors exceed the maximum of {DESCRIPTORS_MAX}")]
+    #[error("{0} file descriptors exceed the maximum of {DESCRIPTORS_MAX}")]
     TooMany(usize),
-    #[error("descriptors need a payload of at least one byte")]
+    #[error("file descriptors need a payload of at least one byte")]
     Empty,
     #[error("only a part of the message was sent or received")]
     Truncated,
@@ -27,7 +27,7 @@ pub enum DescriptorError {
     /// The other side closed.
     #[error("the other side closed the connection")]
     Closed,
-    #[error("socket")]
+    #[error("the socket cannot pass file descriptors")]
     System(#[source] rustix::io::Errno),
 }
 

@@ -42,9 +42,11 @@ pub struct ShmAddress {
 /// Bytes that are not what they should be.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    #[error("version {got} is unknown; this program supports {known}")]
+    #[error(
+        "the endpoint has version {got}, but this program supports version {known}; use one version on all hosts"
+    )]
     Version { got: u32, known: u32 },
-    #[error("field `{0}` is malformed")]
+    #[error("field `{0}` of the endpoint is malformed")]
     Field(&'static str),
     #[error(transparent)]
     Decode(#[from] prost::DecodeError),

@@ -119,13 +119,13 @@ pub enum StartError {
     },
     #[error("cannot create the memory of the shm transport")]
     Memory(#[from] MemoryError),
-    #[error("{call}")]
+    #[error("`{call}` failed")]
     System {
         call: &'static str,
         #[source]
         source: std::io::Error,
     },
-    #[error("TLS")]
+    #[error("invalid TLS configuration of the transfer engine")]
     Tls(#[from] TlsError),
     #[error("cannot use the {0} transport: {1}")]
     Card(&'static str, String),
@@ -135,7 +135,7 @@ pub enum StartError {
     RdmaWithoutTcp,
     #[error("`verbs` and `efa` cannot both be set: an engine uses NICs of one kind")]
     TwoCards,
-    #[error("the metrics are already registered")]
+    #[error("cannot register the metrics of the transfer engine")]
     Metrics(#[from] prometheus::Error),
 }
 
@@ -143,28 +143,28 @@ pub enum StartError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// Too much is under way: try again later.
-    #[error("too many operations are in flight")]
+    #[error("too many operations are in flight; submit again when one has completed")]
     Full,
     /// It could never succeed.
-    #[error("invalid: {0}")]
+    #[error("invalid operation: {0}")]
     Invalid(&'static str),
-    #[error("the engine has stopped")]
+    #[error("the transfer engine has stopped")]
     Stopped,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    #[error("no address of the endpoint can be reached from this host")]
+    #[error("this host cannot reach any address of the peer; set `tcp_listen` of the peer")]
     Unreachable,
-    #[error("too many peers")]
+    #[error("the transfer engine has connections to too many peers; try again later")]
     TooMany,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    #[error("read-only memory cannot be a target")]
+    #[error("read-only memory cannot be a target; map it writable")]
     ReadOnly,
-    #[error("too many regions")]
+    #[error("the transfer engine has too many regions; drop one first")]
     TooMany,
 }
 
@@ -561,7 +561,7 @@ impl Drop for TransferEngine {
             && worker.thread().id() != std::thread::current().id()
             && worker.join().is_err()
         {
-            tracing::error!(engine = %self.shared.config.name, "the worker panicked");
+            tracing::error!(engine = %self.shared.config.name, "the worker of the transfer engine panicked; restart the process");
         }
     }
 }

@@ -61,7 +61,7 @@ pub enum MemoryError {
     Size { actual: u64, wanted: u64 },
     #[error("the descriptor is not sealed against shrinking")]
     NotSealed,
-    #[error("{call}")]
+    #[error("`{call}` of shared memory failed")]
     System {
         call: &'static str,
         #[source]

@@ -112,7 +112,7 @@ impl Metrics {
             &["transport"],
         )?;
         let told = vector(
-            "signalled_total",
+            "signalled_puts_total",
             "Finished put-with-signal transfers, by the method that notifies the peer.",
             &["method"],
         )?;

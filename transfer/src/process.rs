@@ -14,7 +14,7 @@ pub enum ProcessError {
     BadId(u32),
     #[error("there is no such process")]
     Gone,
-    #[error("pidfd_open")]
+    #[error("`pidfd_open` failed; it needs Linux 5.3 or later and a free file descriptor")]
     System(#[source] rustix::io::Errno),
 }
 

@@ -56,7 +56,7 @@ def answers(port):
 
 
 class Processes:
-    """What was started; all of it ends with this."""
+    """The started processes. They end with this context."""
 
     def __init__(self, logs):
         self.logs, self.children = logs, []

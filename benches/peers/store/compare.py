@@ -19,11 +19,11 @@ KIB, MIB = 1 << 10, 1 << 20
 # Bytes of an object, objects of a batch.
 SIZES = [(128 * KIB, 32), (1 * MIB, 16), (4 * MIB, 8)]
 MEMORY_BYTES = 1 << 30
-# Of each process of Mooncake Store that has some: it has to hold what one sample puts, since it refuses puts while what it
-# has was got lately.
+# Memory of each Mooncake Store process that holds objects. It must hold the objects of one sample, because the store
+# refuses puts while its objects were recently read.
 MOONCAKE_BYTES = 2 << 30
 SSD_MEMORY_BYTES = 256 * MIB
-# What is put on the disk in a round.
+# Objects written to the disk in one round.
 SSD_BYTES = 768 * MIB
 LOOKUP_KEYS = 1000
 IDLE_WANTED = 0.85
@@ -34,7 +34,7 @@ LIBC = ctypes.CDLL(None)
 
 
 def ends_with_parent():
-    """Whoever is started here ends when this program does, however that is."""
+    """The process that calls this ends when its parent ends, even if the parent is killed."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -80,9 +80,9 @@ def free_port():
 
 
 class Side:
-    """`clients` are processes that measure, or one that does as several; `others` what they need, in the order in which they
-    end. One that `spins` when it has nothing to do is stopped while it is not its turn. One that is to be `clear`ed is,
-    before each sample."""
+    """`clients` are measuring processes, or one process for several clients. `others` are the processes that they need,
+    in the order in which they are stopped. A side that `spins` while idle is suspended outside its turn. With `clear`
+    the side forgets all objects before each sample."""
 
     def __init__(self, name, clients, others=(), points=(), spins=False, clear=False):
         self.name, self.clients, self.others, self.points = name, clients, list(others), set(points)
@@ -174,7 +174,7 @@ def limits(binary, bytes_):
 
 
 def points(bytes_, batch):
-    """What, the objects of a call, the clients."""
+    """The points, each with its number of clients."""
     some = max(24, (192 * MIB) // bytes_)
     for clients in (1, 2):
         yield {"what": "put", "batch": batch, "calls": max(6, 512 * MIB // bytes_ // batch)}, clients
@@ -245,8 +245,8 @@ def quantile(ordered, share):
 
 
 def fio(folder, bytes_, depth, in_batches=False):
-    """The bytes per second that fio reads at random, past the page cache: always so many at once, or so many, and when
-    all of them have come as many again, as calls of batches do."""
+    """The bytes per second of random reads by fio, without the page cache. `depth` reads are always in flight. With
+    `in_batches`, all of them complete before the next ones start, as with batch calls."""
     engine = ["--ioengine=io_uring", f"--iodepth={depth}"] if depth > 1 else ["--ioengine=psync"]
     if in_batches:
         engine += [f"--iodepth_batch_submit={depth}", f"--iodepth_batch_complete_min={depth}"]
@@ -263,7 +263,7 @@ def compare(sides, bytes_, batch, rounds, wanted, samples):
         point = {"bytes": bytes_, **what}
         if wanted and point["what"] not in wanted:
             continue
-        # What is got from the disk is put there first, and removed from there in the end.
+        # Before gets from the disk, the objects are put there. Afterwards they are removed.
         put = {**point, "what": "put_kept", "batch": batch, "calls": SSD_BYTES // bytes_ // clients // batch}
         steps = [put, point, {**put, "what": "remove"}] if point["what"] == "get_ssd" else [point]
         of_steps = [{} for _ in steps]
@@ -303,7 +303,7 @@ def report(point, clients, of_point, samples):
 
 
 def main():
-    # What was started is stopped, and folders are removed.
+    # SIGTERM also stops the started processes and removes the folders.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--binary", required=True)

@@ -1,5 +1,5 @@
-"""Mooncake Store over TCP: `mooncake_side.py storage MASTER BYTES` gives its memory and does nothing else;
-`mooncake_side.py client NUMBER MASTER BYTES` measures, with so much memory of its own for others' objects."""
+"""Mooncake Store over TCP: `mooncake_side.py storage MASTER BYTES` only provides memory.
+`mooncake_side.py client NUMBER MASTER BYTES` measures, and provides BYTES of memory for objects of other clients."""
 
 import ctypes
 import mmap
@@ -85,7 +85,7 @@ class Client:
         what, calls = point["what"], range(point["calls"])
         latencies, wrong, failed = [], 0, 0
         if what == "clear":
-            # Also what somebody has got lately.
+            # Also removes objects that were recently read.
             self.store.remove_all(True)
         elif what == "put":
             for call in calls:
@@ -93,7 +93,7 @@ class Client:
                 latencies.append(took)
                 failed += lost
         elif what in ("get_copy", "get_far"):
-            # Of this host the same few objects, of another one each once.
+            # Gets of local objects repeat a few objects. Gets of remote objects read each object once.
             puts = range(min(32, len(calls))) if what == "get_copy" else calls
             failed += sum(self.put(point, self.keys(point, call))[1] for call in puts)
             for call in calls:

@@ -1,21 +1,21 @@
-"""What every side speaks with `compare.py`: a JSON object a line.
+"""The protocol between `compare.py` and every side: one JSON object per line.
 
 In:  {"what": ..., "bytes": of an object, "batch": objects of a call, "calls": N, "seed": S, "clients": N}
 Out: {"seconds": in calls, "latencies_us": [...], "wrong": N, "failed": N}, or {"error": "..."}
 
-`clients` is how many measure at once. Where they are tasks of one process, it answers for all, and says
-"objects_s" too.
+`clients` is the number of concurrent clients. If they are tasks of one process, it answers once for all of them,
+with "objects_s".
 
 `what` is one of
   put       puts into the memory of this host
-  get       gets of what is there, not read (only where that copies nothing)
-  get_copy  gets of what is there, into the caller's memory
-  get_far   gets of what only another process's memory holds
-  exists    lookups, half of which find something
-  put_kept  puts that are over when the disk has them
-  get_ssd   gets of what put_kept put with the same seed, each once, in an order of its own
-  remove    forgets what put_kept put with the same seed
-  clear     forgets everything that any client has put
+  get       gets of local objects without reading them (only on sides that do not copy)
+  get_copy  gets of local objects into the caller's memory
+  get_far   gets of objects that only another process has in memory
+  exists    lookups, half of which find an object
+  put_kept  puts that complete when the objects are on the disk
+  get_ssd   gets of the objects of put_kept with the same seed, each once, in another order
+  remove    removes the objects of put_kept with the same seed
+  clear     removes all objects of all clients
 """
 
 import json

@@ -38,7 +38,7 @@ class Side:
         self.pause()
 
     def pause(self):
-        """Whoever polls for its turn would take a core from the one that has it."""
+        """Stops the side, because a side that polls for its turn would take a core from the measured side."""
         os.killpg(self.child.pid, signal.SIGSTOP)
 
     def go_on(self):

@@ -9,7 +9,7 @@ import sys
 from nixl._api import nixl_agent, nixl_agent_config
 from protocol import REGION_BYTES, Target, check_when_asked, region, serve
 
-# A target is only a target of UCX's TCP while somebody calls into it.
+# UCX's TCP makes progress at the target only during calls into its agent.
 POLL_S = 0.0005
 
 

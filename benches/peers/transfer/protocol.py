@@ -1,4 +1,4 @@
-"""What every side speaks with `compare.py`: a JSON object a line.
+"""The protocol between `compare.py` and every side: one JSON object per line.
 
 In:  {"bytes": of one page, "pages": of one call, "calls": N, "seed": S}, or {"quit": true}
 Out: {"seconds": of all calls, "latencies_us": [...], "wrong_pages": N}, or {"error": "..."}
@@ -43,7 +43,7 @@ def places(point):
 
 
 def wrong_pages(memory, point):
-    """At the target: pages that are not what the sender filled in, later calls over earlier ones."""
+    """The number of pages at the target that differ from those of the sender. Later calls overwrite earlier ones."""
     landed = {}
     for sources, targets in places(point):
         landed.update(zip(targets, sources))
@@ -57,7 +57,7 @@ def wrong_pages(memory, point):
 
 
 class Target:
-    """The other process of a side: this script again, which checks what has landed."""
+    """The other process of a side: the same script, which checks the received pages."""
 
     def __init__(self, *arguments):
         command = [sys.executable, *sys.argv[:1], "target", *arguments]
@@ -80,8 +80,8 @@ def check_when_asked(memory, line):
 
 
 def serve(memory, target, begin):
-    """Measures points until it is told to quit. `begin(point, places)` prepares what is not timed and
-    gives the function of one call's index."""
+    """Measures points until it is told to quit. `begin(point, places)` does the untimed preparation and
+    returns a function that makes the call with a given index."""
     for line in sys.stdin:
         point = json.loads(line)
         if "quit" in point:

@@ -41,7 +41,7 @@ pub struct Cluster {
     pub network: Network,
     /// Which block makes room in a cache: `lru` or `hit-density`.
     #[serde(default)]
-    pub eviction: Eviction,
+    pub eviction_policy: Eviction,
     #[serde(default)]
     pub policy: PolicyConstants,
     /// With it every node can prefill and decode, and changes between the two: see [`crate::roles`].
@@ -89,7 +89,7 @@ pub struct Decode {
     pub flop_per_s: f64,
     pub hbm_bytes_per_s: f64,
     /// Sequences at once.
-    pub running_max: u32,
+    pub running_requests_max: u32,
     /// What its cache holds of the prompts that were sent to it; only the policy `kvasir` looks
     /// there.
     pub cache_tokens: u64,
@@ -162,7 +162,7 @@ impl Cluster {
             ("prefill.cache_tokens", prefill.cache_tokens as f64),
             ("decode.flop_per_s", decode.flop_per_s),
             ("decode.hbm_bytes_per_s", decode.hbm_bytes_per_s),
-            ("decode.running_max", f64::from(decode.running_max)),
+            ("decode.running_requests_max", f64::from(decode.running_requests_max)),
             ("decode.join_bytes_per_s", decode.join_bytes_per_s),
             ("network.bytes_per_s", network.bytes_per_s),
         ];

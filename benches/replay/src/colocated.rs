@@ -91,7 +91,7 @@ struct Replay<'a> {
     options: Options,
     chunks: Chunks,
     block_tokens: u32,
-    running_max: usize,
+    running_requests_max: usize,
     prefill_time: PrefillTime,
     decode_time: DecodeTime,
     view: ClusterView,
@@ -119,7 +119,7 @@ impl<'a> Replay<'a> {
         }
         let slots = cluster.blocks_of(cluster.prefill.cache_tokens).max(1);
         let node = |_| Node {
-            cache: NodeCache::new(slots, cluster.block_tokens, cluster.eviction),
+            cache: NodeCache::new(slots, cluster.block_tokens, cluster.eviction_policy),
             waiting: VecDeque::new(),
             prefill: None,
             chunk_tokens: 0,
@@ -133,7 +133,7 @@ impl<'a> Replay<'a> {
             options,
             chunks,
             block_tokens: cluster.block_tokens,
-            running_max: cluster.decode.running_max as usize,
+            running_requests_max: cluster.decode.running_requests_max as usize,
             prefill_time: cluster.prefill_time(),
             decode_time: DecodeTime { join_us: 0.0, ..cluster.decode_time() },
             view,
@@ -160,7 +160,7 @@ impl<'a> Replay<'a> {
         let Some(model) = self.view.models().map(|(model, _)| model).next() else { return };
         let wanted = wanted(model, (request, &self.requests[request]), &self.options, self.now_us);
         let Ok(placement) = place(&self.view, &matched, &wanted) else {
-            self.outcomes[request].rejected = true;
+            self.outcomes[request].refused = true;
             return;
         };
         self.view.book(BookingId(request as u64), &placement, self.now_us);
@@ -175,7 +175,7 @@ impl<'a> Replay<'a> {
 
     fn begin_step(&mut self, at: usize) {
         let node = &mut self.nodes[at];
-        if node.prefill.is_none() && node.running.len() < self.running_max {
+        if node.prefill.is_none() && node.running.len() < self.running_requests_max {
             node.prefill = node.waiting.pop_front().map(|request| {
                 let Request { prompt_tokens, keys, .. } = &self.requests[request];
                 let hits = node.cache.held(keys);

@@ -58,10 +58,10 @@ impl DecodeNode {
         sequence: Sequence,
         now_us: u64,
         time: &DecodeTime,
-        running_max: u32,
+        running_requests_max: u32,
     ) -> Option<u64> {
         self.waiting.push_back(sequence);
-        if self.stepping { None } else { self.begin_step(now_us, time, running_max) }
+        if self.stepping { None } else { self.begin_step(now_us, time, running_requests_max) }
     }
 
     /// The step is over. Answers with the sequences that it finished, and when the next one ends.
@@ -69,7 +69,7 @@ impl DecodeNode {
         &mut self,
         now_us: u64,
         time: &DecodeTime,
-        running_max: u32,
+        running_requests_max: u32,
     ) -> (Vec<Finished>, Option<u64>) {
         let took_us = now_us - self.step_began_us;
         self.steps_us.push(u32::try_from(took_us).unwrap_or(u32::MAX));
@@ -88,13 +88,18 @@ impl DecodeNode {
                 finished.push(self.finished(&running, step));
             }
         }
-        (finished, self.begin_step(now_us, time, running_max))
+        (finished, self.begin_step(now_us, time, running_requests_max))
     }
 
-    fn begin_step(&mut self, now_us: u64, time: &DecodeTime, running_max: u32) -> Option<u64> {
+    fn begin_step(
+        &mut self,
+        now_us: u64,
+        time: &DecodeTime,
+        running_requests_max: u32,
+    ) -> Option<u64> {
         let mut joined_tokens = 0;
         let mut joined = Vec::new();
-        while (self.ends.len() as u32) < running_max {
+        while (self.ends.len() as u32) < running_requests_max {
             let Some(sequence) = self.waiting.pop_front() else { break };
             joined_tokens += u64::from(sequence.context_tokens);
             self.context_tokens += u64::from(sequence.context_tokens);

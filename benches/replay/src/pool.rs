@@ -108,7 +108,7 @@ pub fn table(hits: &[PoolHits]) -> String {
     let mut sizes: Vec<u64> = hits.iter().map(|hits| hits.tokens).collect();
     sizes.sort_unstable();
     sizes.dedup();
-    let mut text = String::from("| pool |");
+    let mut text = String::from("| cache |");
     sizes.iter().for_each(|tokens| _ = write!(text, " {} M tokens |", *tokens as f64 / 1e6));
     let _ = writeln!(text, "\n| --- |{}", " --- |".repeat(sizes.len()));
     let mut rows: Vec<String> = hits.iter().map(row).collect();
@@ -147,9 +147,9 @@ pub fn plot(hits: &[PoolHits]) -> String {
     plot::page(&[plot::lines("block hit ratio by millions of tokens in DRAM", &lines)])
 }
 
-/// An object with the list `pools`.
+/// An object with the list `caches`.
 pub fn json(hits: &[PoolHits]) -> Value {
-    json!({ "pools": hits })
+    json!({ "caches": hits })
 }
 
 fn row(hits: &PoolHits) -> String {

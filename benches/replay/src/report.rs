@@ -10,7 +10,7 @@ use crate::summary::Summary;
 /// As Markdown.
 pub fn table(summaries: &[Summary]) -> String {
     let mut text = String::from(
-        "| policy | TTFT s: mean | p50 | p90 | p99 | TBT ms: mean | p90 | block hit ratio | prefill GPU s per request | rejected |\n\
+        "| policy | TTFT s: mean | p50 | p90 | p99 | TBT ms: mean | p90 | block hit ratio | prefill GPU s per request | refused |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for summary in summaries {
@@ -27,7 +27,7 @@ pub fn table(summaries: &[Summary]) -> String {
             tbt.p90 * 1e3,
             summary.block_hit_ratio,
             summary.prefill_gpu_s.mean,
-            summary.rejected,
+            summary.refused,
         );
     }
     text
@@ -48,7 +48,7 @@ pub fn effects(summaries: &[Summary]) -> String {
             "| {} | {} | {} | {} | {} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.3} | {:.4} | {:.2} | {:+.2} | {:.3} | {:.3} | {:.3} |",
             summary.name(),
             effect.effective,
-            summary.rejected,
+            summary.refused,
             effect.dropped,
             effect.missed_ttft,
             effect.missed_tbt,
@@ -60,9 +60,9 @@ pub fn effects(summaries: &[Summary]) -> String {
             load.deviation,
             effect.tbt_prediction_error,
             effect.tbt_prediction_bias,
-            effect.likely_predicted,
-            effect.likely_measured,
-            effect.likely_error,
+            effect.attainment_predicted,
+            effect.attainment_measured,
+            effect.attainment_calibration_error,
         );
     }
     text
@@ -123,7 +123,7 @@ pub fn plot(summaries: &[Summary]) -> String {
         let effect = |summary: &Summary| summary.effect.unwrap_or_default();
         panels.extend([
             bars("requests within their objectives", &|summary| count(effect(summary).effective)),
-            bars("requests refused at arrival", &|summary| count(summary.rejected)),
+            bars("requests refused at arrival", &|summary| count(summary.refused)),
             bars("wasted prefill, s of one node", &|summary| {
                 let wasted_s = effect(summary).wasted_prefill_gpu_s;
                 (wasted_s, format!("{wasted_s:.0}"))

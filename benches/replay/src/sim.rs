@@ -59,7 +59,9 @@ impl Options {
 /// Why a replay cannot begin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayError {
-    #[error("{nodes} nodes are too many for one index")]
+    #[error(
+        "the cluster file has {nodes} nodes, more than one shadow index holds; lower `prefill_nodes` and `decode_nodes`"
+    )]
     TooManyNodes { nodes: u32 },
 }
 
@@ -150,7 +152,7 @@ struct Replay<'a> {
     token_bytes: u64,
     block_bytes: u64,
     bytes_per_us: f64,
-    running_max: u32,
+    running_requests_max: u32,
     chunk_us: u64,
     shortest_prefill_first_factor: f64,
     prefill_time: PrefillTime,
@@ -224,7 +226,7 @@ impl<'a> Replay<'a> {
             token_bytes: cluster.model.token_bytes,
             block_bytes: cluster.block_bytes(),
             bytes_per_us: cluster.network.bytes_per_s / 1e6,
-            running_max: cluster.decode.running_max,
+            running_requests_max: cluster.decode.running_requests_max,
             chunk_us: ((cluster.prefill.chunk_ms * 1e3) as u64).max(1),
             shortest_prefill_first_factor: cluster.policy.shortest_prefill_first_factor,
             prefill_time: cluster.prefill_time(),
@@ -233,11 +235,11 @@ impl<'a> Replay<'a> {
             index,
             model,
             prefills: (0..prefills)
-                .map(|_| PrefillNode::new(slots, block_tokens, cluster.eviction))
+                .map(|_| PrefillNode::new(slots, block_tokens, cluster.eviction_policy))
                 .collect(),
             decodes: (0..decodes).map(|_| DecodeNode::default()).collect(),
             decode_caches: (0..if has_own_caches { decodes } else { 0 })
-                .map(|_| NodeCache::new(decode_slots, block_tokens, cluster.eviction))
+                .map(|_| NodeCache::new(decode_slots, block_tokens, cluster.eviction_policy))
                 .collect(),
             decode_ways: vec![Way::default(); usize::from(decodes)],
             first_decode: first_decode.into(),
@@ -294,7 +296,7 @@ impl<'a> Replay<'a> {
         }
         match decided {
             Ok(placement) => self.placed(request, &placement),
-            Err(_) => self.outcomes[request].rejected = true,
+            Err(_) => self.outcomes[request].refused = true,
         }
     }
 
@@ -539,7 +541,7 @@ impl<'a> Replay<'a> {
         self.keep_where_decoded(job.decode, &self.requests[request].keys[..blocks]);
         let time = self.decode_time_of(job.decode);
         let node = &mut self.decodes[job.decode];
-        let ends_us = node.join(sequence, self.now_us, &time, self.running_max);
+        let ends_us = node.join(sequence, self.now_us, &time, self.running_requests_max);
         if let Some(ends_us) = ends_us {
             self.at(ends_us, Event::StepEnded { node: job.decode });
         }
@@ -567,7 +569,7 @@ impl<'a> Replay<'a> {
     fn step_ended(&mut self, node: usize) {
         let time = self.decode_time_of(node);
         let (finished, ends_us) =
-            self.decodes[node].step_ended(self.now_us, &time, self.running_max);
+            self.decodes[node].step_ended(self.now_us, &time, self.running_requests_max);
         if let Some(ends_us) = ends_us {
             self.at(ends_us, Event::StepEnded { node });
         }
@@ -624,7 +626,7 @@ pub(crate) fn report(cluster: &Cluster, node: NodeIndex, role: Role) -> Instance
             layout_hash: 0,
             routed: None,
         },
-        running_requests_max: cluster.decode.running_max,
+        running_requests_max: cluster.decode.running_requests_max,
         slots_total: ROOM,
         slots_available: ROOM,
         ssd_reads: SsdReads::default(),

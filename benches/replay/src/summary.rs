@@ -12,7 +12,7 @@ use crate::trace::Trace;
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Outcome {
     /// Refused when it came.
-    pub(crate) rejected: bool,
+    pub(crate) refused: bool,
     /// Refused when its prefill had ended.
     pub(crate) dropped: bool,
     pub(crate) predicted_ttft_us: u64,
@@ -68,10 +68,10 @@ pub struct Effect {
     pub tbt_prediction_bias: f64,
     /// Of those that were let in by how likely they were in time between tokens: how likely that was in
     /// the mean, and the share that was.
-    pub likely_predicted: f64,
-    pub likely_measured: f64,
+    pub attainment_predicted: f64,
+    pub attainment_measured: f64,
     /// In ten groups of equal size by how likely they were: the mean of what a group's share was off.
-    pub likely_error: f64,
+    pub attainment_calibration_error: f64,
 }
 
 /// Busy share of the nodes that prefill, by whole minutes from the second on to the one before the last
@@ -92,7 +92,7 @@ pub struct Summary {
     pub colocated: Option<Chunks>,
     pub requests: usize,
     pub completed: usize,
-    pub rejected: usize,
+    pub refused: usize,
     pub ttft_s: Spread,
     /// Time between tokens: of each request the mean of its longest tenth of intervals.
     pub tbt_s: Spread,
@@ -143,7 +143,7 @@ impl Summary {
             colocated: None,
             requests: outcomes.len(),
             completed: outcomes.iter().filter(|o| o.ended_us.is_some()).count(),
-            rejected: outcomes.iter().filter(|o| o.rejected).count(),
+            refused: outcomes.iter().filter(|o| o.refused).count(),
             ttft_s,
             tbt_s: Spread::of(&tbts_s),
             block_hit_ratio: per(hits as f64, blocks),
@@ -191,7 +191,7 @@ impl Effect {
         let mut likely: Vec<(f64, bool)> =
             paced().filter_map(|o| Some((o.likely?, !slow(o)))).collect();
         likely.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let (likely_predicted, likely_measured) = means(&likely);
+        let (attainment_predicted, attainment_measured) = means(&likely);
         let groups = likely.chunks(likely.len().div_ceil(10).max(1));
         let off = groups.clone().map(|group| {
             let (predicted, measured) = means(group);
@@ -209,9 +209,9 @@ impl Effect {
             wasted_prefill_gpu_s,
             tbt_prediction_error: over(paced().map(|o| off_us(o).abs()).sum(), sum_us),
             tbt_prediction_bias: over(paced().map(off_us).sum(), sum_us),
-            likely_predicted,
-            likely_measured,
-            likely_error: over(off.sum(), groups.len() as f64),
+            attainment_predicted,
+            attainment_measured,
+            attainment_calibration_error: over(off.sum(), groups.len() as f64),
         }
     }
 }

@@ -18,20 +18,24 @@ const LINE_BYTES_MAX: u64 = 16 << 20;
 pub enum TraceError {
     #[error("cannot read the trace")]
     Read(#[from] io::Error),
-    #[error("the trace is not a zstd file: {0}")]
+    #[error("cannot decompress the trace with zstd: {0}")]
     Zstd(String),
-    #[error("line {line} is not a request")]
+    #[error(
+        "line {line} of the trace is not a request; write one JSON object with `timestamp`, `input_length`, `output_length` and `hash_ids`"
+    )]
     Line { line: usize, source: serde_json::Error },
     #[error(
         "line {line}: block {id} follows a different block than before; an id must stand for a block and the whole \
          prompt before it, as a hash of a prefix does"
     )]
     Predecessor { line: usize, id: u64 },
-    #[error("line {line} has {got} hash ids for {tokens} tokens in blocks of {block_tokens}")]
+    #[error(
+        "line {line} has {got} hash ids for {tokens} tokens in blocks of {block_tokens}; set `block_tokens` of the cluster file to the block size of the trace"
+    )]
     Blocks { line: usize, got: usize, tokens: u32, block_tokens: u32 },
-    #[error("line {line} is longer than 16 MiB")]
+    #[error("line {line} of the trace is longer than 16 MiB, the maximum")]
     LongLine { line: usize },
-    #[error("the trace is empty")]
+    #[error("the trace is empty; it needs at least one request")]
     Empty,
 }
 

@@ -31,7 +31,7 @@ fn run(trace: &Trace, cluster: &Cluster, admission: Admission) -> (Summary, Effe
         Options { objectives: OBJECTIVES, admission, ..Options::new(Selection::LeastCost) };
     let summary = replay(trace, cluster, options).expect("a replay");
     let effect = summary.effect.expect("there are objectives");
-    let ended = summary.rejected + effect.dropped + summary.completed;
+    let ended = summary.refused + effect.dropped + summary.completed;
     assert_eq!(ended, summary.requests, "each is refused, dropped or completed");
     (summary, effect)
 }
@@ -48,7 +48,7 @@ fn the_default_wastes_half_the_prefill_and_serves_no_fewer_in_time() {
             assert!(ours.1.effective >= other.1.effective, "{what}, {:?}", other.1);
         }
         assert_eq!(ours.1.dropped, 0, "what is computed is served");
-        assert!(ours.1.likely_error < 0.03, "{what}");
+        assert!(ours.1.attainment_calibration_error < 0.03, "{what}");
         // Where it is decoding that saturates, and not only the prefill side.
         if decodes == 4 && speed == 3.0 {
             let (ours, early) = (ours.0.prefill_load, early.0.prefill_load);
@@ -78,6 +78,6 @@ fn what_is_thrown_away_is_counted_by_why() {
 fn without_objectives_nothing_is_refused_and_no_effect_is_told() {
     let (trace, cluster) = (conversations(3.0).part(0.0, 0.05), cluster(12, 4));
     let summary = replay(&trace, &cluster, Options::new(Selection::LeastCost)).expect("a replay");
-    assert_eq!((summary.effect, summary.rejected), (None, 0));
+    assert_eq!((summary.effect, summary.refused), (None, 0));
     assert!(report::json(&[summary]).get("effect").is_none());
 }

@@ -24,7 +24,7 @@ fn run(prefill_nodes: u16, decode_nodes: u16, balance: Option<BalanceFile>) -> (
     let options = Options { objectives, ..Options::new(Selection::LeastCost) };
     let summary = replay(&trace.part(0.0, 0.5).sped_up(3.0), &cluster, options).expect("a replay");
     let effect = summary.effect.expect("there are objectives");
-    let ended = summary.rejected + effect.dropped + summary.completed;
+    let ended = summary.refused + effect.dropped + summary.completed;
     assert_eq!(ended, summary.requests, "each is refused, dropped or completed");
     (summary, effect)
 }

@@ -124,7 +124,7 @@ fn runs_with_objectives_are_drawn_with_what_became_of_the_requests() {
         let options = Options { objectives, admission, ..Options::new(Selection::LeastCost) };
         replay(&trace, &cluster, options).expect("a replay")
     });
-    assert!(runs.iter().all(|run| run.rejected > 0), "{}", report::table(&runs));
+    assert!(runs.iter().all(|run| run.refused > 0), "{}", report::table(&runs));
     let plot = report::plot(&runs);
     assert_eq!(plot.matches("<g ").count(), 6, "{plot}");
     assert_eq!(plot.matches(">least-cost/early</text>").count(), 6, "{plot}");

@@ -179,7 +179,7 @@ pub struct Placement {
     /// it takes, as the policy says.
     pub rank_us: u64,
     /// The same from when it was placed: engines have clocks of their own.
-    pub rank_delay_us: u64,
+    pub priority_delay_us: u64,
     /// What the prefill side sends to the decode side.
     pub push_bytes: u64,
     /// Of the answer, on the instance that decodes.
@@ -322,7 +322,7 @@ pub enum Verdict {
     /// The request selects another instance.
     NotRequested,
     /// It failed another request recently.
-    Avoided,
+    Unhealthy,
     /// Its node has room only for the blocks that do not stay on other nodes. It is chosen only if no candidate with
     /// room for the whole prompt meets the objectives.
     RoutedOnly,

@@ -185,7 +185,7 @@ pub struct Explanation {
     /// Placed although only unmeasured estimates predict that it misses an objective.
     pub probe: bool,
     /// The use of cached blocks, in a sentence.
-    pub cache: String,
+    pub cache_summary: String,
     pub prefill_candidates: Vec<PrefillExplanation>,
     pub decode_candidates: Vec<DecodeExplanation>,
 }
@@ -208,7 +208,7 @@ pub struct PrefixExplanation {
     pub first_block: u32,
     pub blocks: u32,
     /// `route`, `fetch` or `recompute`; absent if no action was available.
-    pub chosen: Option<String>,
+    pub action: Option<String>,
     pub actions: Vec<ActionExplanation>,
 }
 
@@ -230,10 +230,10 @@ pub struct ChunkExplanation {
 pub struct ActionExplanation {
     pub action: String,
     /// Before the first step, in each step, and over all steps.
-    pub once_us: f64,
+    pub setup_us: f64,
     pub step_us: f64,
     pub total_us: f64,
-    pub moved_bytes: u64,
+    pub transferred_bytes: u64,
     /// The reason why the action was not available.
     pub unavailable_reason: Option<String>,
 }
@@ -334,7 +334,7 @@ impl Placement {
             predicted_ttft_us: self.predicted_ttft_us,
             predicted_tbt_us: self.predicted_tbt_us,
             probe: self.probe,
-            cache: self.cache_sentence(),
+            cache_summary: self.cache_sentence(),
             prefill_candidates: self.considered.explain_prefills(),
             decode_candidates: self.considered.explain_decodes(),
         }
@@ -347,7 +347,7 @@ impl Placement {
                 .collect(),
             first_block: asked.first_block,
             blocks: asked.blocks(),
-            chosen: asked.decision.chosen.map(|way| way.to_string()),
+            action: asked.decision.chosen.map(|way| way.to_string()),
             actions: asked.decision.prices.iter().map(explain_way).collect(),
         }
     }
@@ -415,10 +415,10 @@ impl Placement {
 fn explain_way(price: &Price) -> ActionExplanation {
     ActionExplanation {
         action: price.way.to_string(),
-        once_us: price.once_us,
+        setup_us: price.once_us,
         step_us: price.step_us,
         total_us: price.total_us,
-        moved_bytes: price.moved_bytes,
+        transferred_bytes: price.moved_bytes,
         unavailable_reason: price.closed.map(|closed| closed.to_string()),
     }
 }
@@ -444,7 +444,7 @@ impl fmt::Display for Verdict {
             Verdict::NoCapacity => "no capacity",
             Verdict::Excluded => "failed this request",
             Verdict::NotRequested => "another instance was requested",
-            Verdict::Avoided => "failed recently",
+            Verdict::Unhealthy => "unhealthy",
             Verdict::RoutedOnly => "capacity for a routed prompt only",
             Verdict::CapacityUnknown => "idle, capacity not reported yet",
             Verdict::Draining => "draining",

@@ -774,7 +774,7 @@ impl<'a> Planner<'a> {
             predicted_tbt_us: winner.tbt_us + added_step_us + chunks_step_us,
             probe: false,
             rank_us: prefill.rank_us,
-            rank_delay_us: prefill.rank_us - self.request.now_us,
+            priority_delay_us: prefill.rank_us - self.request.now_us,
             // What stays on a node is in nobody's way.
             push_bytes: match self.share_a_node(prefill.at, decode.at) {
                 true => 0,
@@ -826,7 +826,7 @@ fn prompt_blocks_max(instance: &Instance) -> u32 {
 fn eligible(verdict: Verdict) -> bool {
     matches!(
         verdict,
-        Verdict::HigherCost | Verdict::RoutedOnly | Verdict::CapacityUnknown | Verdict::Avoided
+        Verdict::HigherCost | Verdict::RoutedOnly | Verdict::CapacityUnknown | Verdict::Unhealthy
     )
 }
 
@@ -835,7 +835,7 @@ fn last_resort(verdict: Verdict) -> u8 {
     match verdict {
         Verdict::RoutedOnly => 1,
         Verdict::CapacityUnknown => 2,
-        Verdict::Avoided => LAST_RESORT,
+        Verdict::Unhealthy => LAST_RESORT,
         _ => 0,
     }
 }

@@ -340,12 +340,12 @@ fn a_decision_explains_itself() {
     assert_eq!(
         lines,
         [
-            "route: once 0.0 us, per step 1252.7 us, total 125266.2 us, 94348800 bytes; per layer: \
+            "route: setup 0.0 us, per step 1252.7 us, total 125266.2 us, 94348800 bytes; per layer: \
              transport 26.4 us + holder 15.0 us + merge 5.0 us",
-            "fetch: once 2548.0 us, per step 404.9 us, total 43040.3 us, 63700992 bytes",
-            "gather: once 0.0 us, per step 270.0 us, total 27000.0 us, 0 bytes; unavailable: only a \
+            "fetch: setup 2548.0 us, per step 404.9 us, total 43040.3 us, 63700992 bytes",
+            "gather: setup 0.0 us, per step 270.0 us, total 27000.0 us, 0 bytes; unavailable: only a \
              selection can be gathered",
-            "recompute: once 1000000000.0 us, per step 404.9 us, total 1000040492.2 us, 0 bytes",
+            "recompute: setup 1000000000.0 us, per step 404.9 us, total 1000040492.2 us, 0 bytes",
             "fetch",
         ]
     );

@@ -308,7 +308,7 @@ fn what_was_changed_is_found() {
     found("/inputs/hosts/0/slots_available", 0.into(), "decode_candidates.0.verdict");
     found("/inputs/request/ttft_objective_us", 1.into(), "prefill_candidates.0.verdict");
     let instances = whole["inputs"]["instances"].as_array().expect("a list");
-    let chosen = whole["decided"]["prefill_instance"].as_str().expect("every digit of it");
+    let chosen = whole["decision"]["prefill_instance"].as_str().expect("every digit of it");
     let is_chosen = |one: &Value| one["reference"].as_u64() == chosen.parse().ok();
     let chosen = instances.iter().position(is_chosen).expect("it is one of them");
     found(&format!("/inputs/instances/{chosen}/reference"), 77.into(), "prefill_instance");

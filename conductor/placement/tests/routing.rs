@@ -77,10 +77,10 @@ prefill b1@n1: cached 0, fetch to 10 from n0, max(queue 0, transfer 1100) + comp
 decode b0@n0: cached 10, load 0.10, wait 0 us, step 1100 us: higher cost
 decode b1@n1: cached 0, load 0.10, wait 0 us, step 1100 us: chosen
 prefix of 10 blocks on n0
-route: once 55.0 us, per step 35.0 us, total 405.0 us, 80 bytes; per layer: transport 20.0 us + holder 10.0 us + merge 5.0 us
-fetch: once 1100.0 us, per step 10.0 us, total 1200.0 us, 999680 bytes
-gather: once 0.0 us, per step 10.0 us, total 100.0 us, 0 bytes; unavailable: only a selection can be gathered
-recompute: once 6400.0 us, per step 10.0 us, total 6500.0 us, 0 bytes
+route: setup 55.0 us, per step 35.0 us, total 405.0 us, 80 bytes; per layer: transport 20.0 us + holder 10.0 us + merge 5.0 us
+fetch: setup 1100.0 us, per step 10.0 us, total 1200.0 us, 999680 bytes
+gather: setup 0.0 us, per step 10.0 us, total 100.0 us, 0 bytes; unavailable: only a selection can be gathered
+recompute: setup 6400.0 us, per step 10.0 us, total 6500.0 us, 0 bytes
 route
 full on b1, [0, 10) stay on n0, first token in 4655 us, then every 1135 us";
     assert_eq!(got, want.trim(), "\n--- got ---\n{got}\n-----------");
@@ -541,7 +541,7 @@ fn what_is_here_is_attended_here_and_what_follows_it_elsewhere() {
         Some((4, 6))
     );
     assert!(
-        explained.cache.contains("4 of 16 blocks are local, and 6 stay on n0"),
+        explained.cache_summary.contains("4 of 16 blocks are local, and 6 stay on n0"),
         "{explained:?}"
     );
     // Over several holders too, part after part.

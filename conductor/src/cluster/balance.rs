@@ -37,14 +37,14 @@ pub struct BalanceOptions {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BalanceOverview {
     pub model: String,
-    pub prefills: usize,
-    pub decodes: usize,
-    pub both: usize,
-    pub prefills_recommended: usize,
-    pub decodes_recommended: usize,
-    pub both_recommended: usize,
+    pub prefill_instances: usize,
+    pub decode_instances: usize,
+    pub both_instances: usize,
+    pub prefill_instances_recommended: usize,
+    pub decode_instances_recommended: usize,
+    pub both_instances_recommended: usize,
     /// By what the ratio of decoding to prefilling engines is to move.
-    pub factor: f64,
+    pub adjustment_ratio: f64,
     pub prefill_load: f64,
     pub decode_load: f64,
 }
@@ -95,13 +95,13 @@ fn look(shared: &Shared, options: &BalanceOptions) -> Vec<Order> {
         let loads = loads.unwrap_or_default();
         wishes.push(BalanceOverview {
             model: spec.name.to_string(),
-            prefills: count(Role::Prefill),
-            decodes: count(Role::Decode),
-            both: count(Role::Both),
-            prefills_recommended: plan.prefills_wished,
-            decodes_recommended: plan.decodes_wished,
-            both_recommended: plan.both_wished,
-            factor: plan.factor,
+            prefill_instances: count(Role::Prefill),
+            decode_instances: count(Role::Decode),
+            both_instances: count(Role::Both),
+            prefill_instances_recommended: plan.prefills_wished,
+            decode_instances_recommended: plan.decodes_wished,
+            both_instances_recommended: plan.both_wished,
+            adjustment_ratio: plan.factor,
             prefill_load: loads.prefill,
             decode_load: loads.decode,
         });
@@ -148,14 +148,18 @@ async fn carry_out(shared: &Shared, order: Order) {
     let answer = tokio::time::timeout(WITHIN, client.set_role(request)).await;
     let outcome = match answer {
         Ok(Ok(_)) => {
-            tracing::info!(instance, role = role.as_str_name(), "changed the role of an engine");
+            tracing::info!(
+                instance,
+                role = role.as_str_name(),
+                "the conductor changed the role of an engine"
+            );
             "changed"
         }
         // Somebody was faster, or the engine is another one by now.
         Ok(Err(status)) if matches!(status.code(), Code::Aborted | Code::NotFound) => "stale",
         Ok(Err(status)) if status.code() == Code::Unavailable => "unavailable",
         Ok(Err(status)) => {
-            tracing::warn!(instance, %status, "cannot change the role of an engine");
+            tracing::warn!(instance, %status, "the conductor cannot change the role of an engine");
             "failed"
         }
         Err(_) => "failed",

@@ -41,25 +41,27 @@ const RESYNC_MS_MAX: u64 = 600_000;
 /// Why following a node ended.
 #[derive(Debug, thiserror::Error)]
 enum Lost {
-    #[error("cannot connect")]
+    #[error(
+        "cannot connect to the store node; check that it runs, and `nodes` in the configuration"
+    )]
     Connect(#[from] tonic::transport::Error),
     #[error("the node returned an error: {0}")]
     Call(#[from] tonic::Status),
-    #[error("the event stream ended")]
+    #[error("the store node ended the event stream")]
     Ended,
     #[error("the node sent nothing for {0} ms")]
     Silent(u64),
-    #[error("received change {got}, expected {expected}")]
+    #[error("the event stream has a gap: received change {got}, expected {expected}")]
     Gap { expected: u64, got: u64 },
     #[error("the node has restarted: its incarnation changed")]
     Restarted,
-    #[error("cannot parse an event")]
+    #[error("cannot parse an event of the store node; check the versions of both")]
     Field(#[from] FieldError),
-    #[error("invalid status of the node")]
+    #[error("the store node sent an invalid status")]
     Status(#[from] StatusError),
-    #[error("received block changes before a snapshot")]
+    #[error("the store node sent block changes before a snapshot")]
     NoSnapshot,
-    #[error("the address `{0}` leads to the same node; list each node once")]
+    #[error("the address `{0}` leads to the same node; list each node once in `nodes`")]
     SameNode(Arc<str>),
     #[error(transparent)]
     TooManyNodes(#[from] kvasir_placement::TooManyNodes),
@@ -135,10 +137,10 @@ pub(super) async fn follow(
         shared.lock().settle(at);
         shared.metrics.losses.with_label_values(&[lost.reason()]).inc();
         if was_warm {
-            tracing::warn!(%address, error = %Causes(&lost), "disconnected from a store node");
+            tracing::warn!(%address, error = %Causes(&lost), "the conductor lost a store node; reconnecting");
             pause_ms = shared.options.reconnect_ms_min;
         } else {
-            tracing::debug!(%address, error = %Causes(&lost), pause_ms, "cannot follow a node");
+            tracing::debug!(%address, error = %Causes(&lost), pause_ms, "the conductor cannot follow a store node; retrying");
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
@@ -358,7 +360,7 @@ impl<'a> Session<'a> {
                 drop(state);
                 self.shared.metrics.nodes_warm.inc();
                 tracing::info!(node = %self.node_id, address = %self.address,
-                    incarnation = self.incarnation.0, "loaded the snapshot of a store node");
+                    incarnation = self.incarnation.0, "the conductor loaded the snapshot of a store node");
             }
             self.shared.metrics.snapshots.inc();
         }
@@ -435,7 +437,7 @@ impl<'a> Session<'a> {
             Some(here) if here != told => {
                 tracing::warn!(node = %self.node_id, sequence = end - 1,
                     node_digests = ?told, index_digests = ?here,
-                    "the index differs from the digests of a store node");
+                    "the conductor's shadow index differs from the digests of a store node");
                 return Ok(false);
             }
             Some(_) => self.resync.in_a_row = 0,
@@ -543,7 +545,7 @@ fn engine(
     let endpoint = endpoint(grpc_address, options)
         .map_err(|_| StatusError::EngineAddress(grpc_address.clone()))?;
     tracing::info!(instance = %id, node = %node.node_id, address = %grpc_address, attach_epoch,
-        "engine attached");
+        "an engine attached to a store node");
     let client = EngineClient::new(endpoint.connect_lazy());
     let address = Arc::from(grpc_address.as_str());
     let (attach_epoch, role_version) = (*attach_epoch, *role_version);

@@ -82,7 +82,7 @@ impl Default for Options {
 pub enum ClusterError {
     #[error("`{address}` is not the address of a store node; use \"host:port\"")]
     Address { address: String, source: tonic::transport::Error },
-    #[error("the store node `{address}` is listed twice")]
+    #[error("the store node `{address}` is listed twice; list each node once")]
     Twice { address: String },
     #[error("{nodes} store nodes are listed; the maximum is {nodes_max}")]
     TooMany { nodes: usize, nodes_max: usize },
@@ -462,7 +462,7 @@ impl Cluster {
             let avoid_ms = (failed_avoid_ms << failed.in_a_row.min(16)).min(failed_avoid_ms_max);
             *failed =
                 Failed { in_a_row: failed.in_a_row + 1, avoid_until_us: now_us + avoid_ms * 1_000 };
-            tracing::info!(%instance, avoid_ms, "avoiding an instance after a failure");
+            tracing::info!(%instance, avoid_ms, "the conductor avoids an instance after a failure");
         }
         state.view.mark_failed(instance, failed.avoid_until_us);
         self.shared.metrics.instances_failed.set(state.count_failed() as i64);

@@ -220,14 +220,14 @@ impl Metrics {
 
     fn balanced_model(&self, wish: &BalanceOverview) {
         let model = &*wish.model;
-        self.balance_factor.with_label_values(&[model]).set(wish.factor);
+        self.balance_factor.with_label_values(&[model]).set(wish.adjustment_ratio);
         let set = |gauges: &GaugeVec, label, value| {
             gauges.with_label_values(&[model, label]).set(value);
         };
         let roles = [
-            ("prefill", wish.prefills, wish.prefills_recommended),
-            ("decode", wish.decodes, wish.decodes_recommended),
-            ("both", wish.both, wish.both_recommended),
+            ("prefill", wish.prefill_instances, wish.prefill_instances_recommended),
+            ("decode", wish.decode_instances, wish.decode_instances_recommended),
+            ("both", wish.both_instances, wish.both_instances_recommended),
         ];
         for (role, count, wished) in roles {
             set(&self.balance_instances, role, count as f64);
@@ -387,13 +387,13 @@ mod tests {
     fn plan(model: &str) -> BalanceOverview {
         BalanceOverview {
             model: model.to_owned(),
-            prefills: 1,
-            decodes: 1,
-            both: 0,
-            prefills_recommended: 2,
-            decodes_recommended: 1,
-            both_recommended: 0,
-            factor: 0.5,
+            prefill_instances: 1,
+            decode_instances: 1,
+            both_instances: 0,
+            prefill_instances_recommended: 2,
+            decode_instances_recommended: 1,
+            both_instances_recommended: 0,
+            adjustment_ratio: 0.5,
             prefill_load: 1.5,
             decode_load: 0.5,
         }

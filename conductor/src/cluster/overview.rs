@@ -52,8 +52,8 @@ pub struct SsdOverview {
     /// In words.
     pub state: String,
     pub blocks: u64,
-    pub bytes: u64,
-    pub bytes_max: u64,
+    pub used_bytes: u64,
+    pub capacity_bytes: u64,
 }
 
 /// One attached engine.
@@ -64,19 +64,19 @@ pub struct InstanceOverview {
     pub role: &'static str,
     pub model: String,
     pub draining: bool,
-    /// It failed a moment ago, and others are preferred.
-    pub avoided: bool,
+    /// It has not failed recently; the conductor prefers healthy instances.
+    pub healthy: bool,
     pub slots_total: u32,
     /// Free, or to be had by evicting.
     pub slots_available: u32,
     /// As the engine said last.
-    pub running: u32,
-    pub running_max: u32,
-    pub waiting: u32,
+    pub running_requests: u32,
+    pub running_requests_max: u32,
+    pub waiting_requests: u32,
     pub waiting_prompt_tokens: u64,
     /// Requests of this conductor.
-    pub prefills: u64,
-    pub decodes: u64,
+    pub prefills_in_flight: u64,
+    pub decodes_in_flight: u64,
     /// Predicted wait of a prompt that comes now.
     pub queue_us: u64,
 }
@@ -121,15 +121,15 @@ fn node_overview(state: &State, node: &Node, now_us: u64) -> NodeOverview {
             role: instance.role().name(),
             model: report.model.name.to_string(),
             draining: report.draining,
-            avoided: instance.avoided(),
+            healthy: !instance.avoided(),
             slots_total: report.slots_total,
             slots_available: report.slots_available,
-            running: report.load.running,
-            running_max: report.running_requests_max,
-            waiting: report.load.waiting,
+            running_requests: report.load.running,
+            running_requests_max: report.running_requests_max,
+            waiting_requests: report.load.waiting,
             waiting_prompt_tokens: report.load.waiting_prompt_tokens,
-            prefills: work.prefills as u64,
-            decodes: work.decodes as u64,
+            prefills_in_flight: work.prefills as u64,
+            decodes_in_flight: work.decodes as u64,
             queue_us: work.queue_us,
         }
     });
@@ -144,8 +144,8 @@ fn node_overview(state: &State, node: &Node, now_us: u64) -> NodeOverview {
             usable: ssd.usable,
             state: ssd.state.clone(),
             blocks: ssd.blocks,
-            bytes: ssd.bytes,
-            bytes_max: ssd.bytes_max,
+            used_bytes: ssd.bytes,
+            capacity_bytes: ssd.bytes_max,
         }),
         instances: instances.collect(),
     }

@@ -12,11 +12,11 @@ use kvasir_proto::{FieldError, InstanceId, LayoutError, NodeId, SlotLayout, v1};
 pub(super) enum StatusError {
     #[error(transparent)]
     Field(#[from] FieldError),
-    #[error("invalid layout")]
+    #[error("the node reports an invalid block layout")]
     Layout(#[from] LayoutError),
     #[error("the node now reports the id `{got}`; it was `{was}`")]
     Renamed { got: String, was: NodeId },
-    #[error("two instances of the node have the id `{0}`")]
+    #[error("two instances of the node have the id `{0}`; give each engine its own `instance_id`")]
     SameInstance(InstanceId),
     #[error("`{0}` is not the address of an engine")]
     EngineAddress(String),

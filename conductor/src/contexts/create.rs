@@ -43,7 +43,7 @@ pub(crate) async fn create(
     let (id, kept) =
         openai::before_deadline(front, &arrival, "persisting the context", creating).await?;
     front.contexts.did("created");
-    tracing::debug!(%id, context = ?kept, "persisted a context");
+    tracing::debug!(%id, context = ?kept, "the conductor persisted a context");
     let models = Models::of(&front.cluster, &arrival.tenant_salt);
     Ok(json(&Shape::new(id, kept, &models).made_of(prompt_tokens)))
 }
@@ -94,7 +94,7 @@ impl Creation<'_> {
             match &answer {
                 Ok(_) | Err(NotKept::Full(_) | NotKept::Refused(_) | NotKept::Nowhere) => break,
                 Err(not) => {
-                    tracing::info!(reason = ?not, "computed a context but did not persist it");
+                    tracing::info!(reason = ?not, "the conductor computed a context, but no store node persisted it");
                 }
             }
         }

@@ -47,8 +47,8 @@ pub(crate) struct Contexts {
 impl Contexts {
     pub(crate) fn new(config: &ContextsConfig, metrics: Arc<Metrics>) -> Contexts {
         let ContextsConfig {
-            default_ttl_ms,
-            max_ttl_ms,
+            ttl_default_ms,
+            ttl_max_ms,
             node_call_timeout_ms,
             persist_timeout_ms,
             replicas_default,
@@ -56,7 +56,7 @@ impl Contexts {
         } = *config;
         let places = |count: usize| count.min(Semaphore::MAX_PERMITS);
         Contexts {
-            ttl: TtlLimits { default_ms: default_ttl_ms, ms_max: max_ttl_ms, replicas_default },
+            ttl: TtlLimits { default_ms: ttl_default_ms, ms_max: ttl_max_ms, replicas_default },
             creates: Arc::new(Semaphore::new(places(config.concurrent_creates_max))),
             calls: Semaphore::new(places(config.concurrent_node_calls_max)),
             call_within: Duration::from_millis(node_call_timeout_ms),

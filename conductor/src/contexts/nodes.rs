@@ -94,7 +94,7 @@ impl Contexts {
             keys: BlockKey::concat(chain.keys),
             tenant: chain.tenant.to_owned(),
             ttl_ms: chain.ttl_ms,
-            whole: true,
+            require_all_blocks: true,
             replicas: chain.replicas.into(),
             ..v1::PersistContextRequest::default()
         };
@@ -279,7 +279,7 @@ impl Contexts {
             let (name, asked) = (node.node_id.clone(), ask(node.clone()));
             async move {
                 asked.await.inspect_err(|status| {
-                    tracing::info!(node = %name, %status, "a call about contexts failed");
+                    tracing::info!(node = %name, %status, "a context call of the conductor to a store node failed");
                 })
             }
         };

@@ -84,7 +84,7 @@ async fn accept(listener: &TcpListener, places: &Arc<Places>) -> Option<(TcpStre
             Some((stream, Place::take(places, room)))
         }
         Err(error) => {
-            tracing::warn!(%error, "cannot accept a connection");
+            tracing::warn!(%error, "the conductor cannot accept a connection; retrying");
             tokio::time::sleep(ACCEPT_PAUSE).await;
             None
         }
@@ -138,7 +138,7 @@ where
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(error, "a connection ended early");
+        tracing::debug!(error, "a connection of a client ended early");
     }
 }
 

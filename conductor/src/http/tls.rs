@@ -30,9 +30,11 @@ pub(crate) enum TlsError {
     Unreadable(#[from] ReadError),
     #[error("{} does not contain a PEM certificate or key: {source}", path.display())]
     Pem { path: PathBuf, source: pem::Error },
-    #[error("{} contains no certificate", path.display())]
+    #[error("{} contains no certificate; write the chain as PEM, the certificate of the server first", path.display())]
     Empty { path: PathBuf },
-    #[error("cannot use the certificate and key: {0}")]
+    #[error(
+        "cannot use the certificate and key: {0}; check that the key belongs to the certificate"
+    )]
     Refused(#[from] rustls::Error),
 }
 
@@ -135,7 +137,7 @@ impl Tls {
         match tokio::time::timeout(self.within, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => return Some(stream),
             Ok(Err(error)) => {
-                tracing::debug!(%error, "a TLS handshake failed");
+                tracing::debug!(%error, "a TLS handshake with a client failed");
                 self.failed.with_label_values(&["refused"]).inc();
             }
             Err(_) => self.failed.with_label_values(&["timeout"]).inc(),

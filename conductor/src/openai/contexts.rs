@@ -97,7 +97,7 @@ impl ExtendRequest {
         let mut fields = Fields::parse(body)?;
         let ttl_ms = take_ttl(&mut fields, limits)?.ok_or_else(|| ApiError {
             code: "missing_required_parameter",
-            ..ApiError::invalid("ttl_s", "`ttl_s` is required.")
+            ..ApiError::invalid("ttl_seconds", "`ttl_seconds` is required.")
         })?;
         fields.finish()?;
         Ok(ExtendRequest { ttl_ms })
@@ -106,6 +106,6 @@ impl ExtendRequest {
 
 fn take_ttl(fields: &mut Fields, limits: TtlLimits) -> Result<Option<u64>, ApiError> {
     let seconds_max = i64::try_from(limits.ms_max / 1_000).unwrap_or(i64::MAX);
-    let ttl_s = fields.integer("ttl_s", 1..=seconds_max)?;
+    let ttl_s = fields.integer("ttl_seconds", 1..=seconds_max)?;
     Ok(ttl_s.map(|seconds| seconds.unsigned_abs().saturating_mul(1_000)))
 }

@@ -73,6 +73,6 @@ fn every_member_of_a_request_is_in_the_document_and_the_reverse() {
     let ttl = TtlLimits { default_ms: 1_000, ms_max: 1_000, replicas_default: 1 };
     let context = json!({"model": "m", "messages": message("text")});
     check("ContextRequest", context, |body| ContextRequest::parse(body, ttl));
-    let extend = json!({"ttl_s": 1});
+    let extend = json!({"ttl_seconds": 1});
     check("ExtendContextRequest", extend, |body| ExtendRequest::parse(body, ttl));
 }

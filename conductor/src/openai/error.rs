@@ -90,7 +90,10 @@ impl ApiError {
             ..ApiError::new(
                 StatusCode::NOT_FOUND,
                 "model_not_found",
-                format!("The model {:?} does not exist.", shown(model)),
+                format!(
+                    "The model {:?} does not exist; GET /v1/models lists the models.",
+                    shown(model)
+                ),
             )
         }
     }
@@ -217,7 +220,7 @@ impl From<Failure> for ApiError {
             }
             Failure::NoInstance { .. } => ApiError::unavailable(message),
             Failure::Deadline { .. } => {
-                ApiError::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message)
+                ApiError::new(StatusCode::GATEWAY_TIMEOUT, "request_timeout", message)
             }
             Failure::Interrupted { .. } => {
                 ApiError::new(StatusCode::BAD_GATEWAY, "instance_failed", message)

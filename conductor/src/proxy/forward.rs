@@ -107,7 +107,7 @@ pub(crate) async fn forward(
         model: model.into(),
         prompt_tokens: u32::try_from(prompt_tokens).unwrap_or(u32::MAX),
         cache: arrival.cache,
-        is_plan: false,
+        is_schedule_only: false,
     });
     let (answer, flight) = loop {
         let chosen = choose(pool, &beginning, &tried, broke);
@@ -139,7 +139,7 @@ pub(crate) async fn forward(
             }
             Ok(Err(error)) => {
                 let unreached = matches!(error, AskError::Unreached(_));
-                tracing::warn!(url = flight.backend().url(), %error, "a backend failed");
+                tracing::warn!(url = flight.backend().url(), %error, "a request to a backend failed");
                 count(proxies, model, if unreached { "unreachable" } else { "interrupted" });
                 trail.ended(&error.to_string(), None);
                 if unreached {

@@ -65,7 +65,7 @@ pub(crate) struct BackendOverview {
     model: String,
     url: String,
     healthy: bool,
-    in_flight: usize,
+    running_requests: usize,
 }
 
 /// A server, with a place there.
@@ -126,7 +126,7 @@ impl Proxies {
                 model: model.clone(),
                 url: backend.url().to_owned(),
                 healthy: backend.is_alive(),
-                in_flight: backend.in_flight(),
+                running_requests: backend.in_flight(),
             };
             pool.backends.iter().map(one).collect::<Vec<_>>()
         };
@@ -171,8 +171,8 @@ impl Pool {
                 alive.contains(&near.at) && in_flight() <= 2 * least + SLACK
             };
             let (at, why) = match near.filter(is_open) {
-                Some(Near { at, bytes: Some(bytes) }) => (at, Why::Alike { bytes }),
-                Some(Near { at, bytes: None }) => (at, Why::SameKey),
+                Some(Near { at, bytes: Some(bytes) }) => (at, Why::LongestPrefix { bytes }),
+                Some(Near { at, bytes: None }) => (at, Why::SameCacheKey),
                 None => {
                     let first = self.affinity.turn();
                     let of = |&at: &usize| {
@@ -206,28 +206,32 @@ impl Pool {
             let state = if is_chosen {
                 ServerState::Chosen
             } else if tried.contains(&at) {
-                ServerState::HasFailed
+                ServerState::Failed
             } else if !backend.is_alive() {
-                ServerState::DoesNotAnswer
+                ServerState::Unhealthy
             } else if in_flight >= backend.in_flight_max() {
                 ServerState::Full
             } else if near == Some(at) {
-                ServerState::FarBusier
+                ServerState::TooBusy
             } else {
-                ServerState::Passed
+                ServerState::NotPreferred
             };
-            let (url, in_flight_max) = (backend.url().to_owned(), backend.in_flight_max());
-            ServerSeen { url, in_flight, in_flight_max, state }
+            ServerSeen {
+                url: backend.url().to_owned(),
+                running_requests: in_flight,
+                running_requests_max: backend.in_flight_max(),
+                state,
+            }
         };
         PassedOn {
             to: to.map(|at| self.backends[at].url().to_owned()),
             reason: match chosen {
                 Ok(chosen) => chosen.why,
                 Err(Nobody::Full) => Why::AllFull,
-                Err(Nobody::NoneAnswers) => Why::NoneAnswers,
+                Err(Nobody::NoneAnswers) => Why::NoneHealthy,
             },
             prompt_bytes,
-            servers: self.backends.iter().enumerate().map(server).collect(),
+            backends: self.backends.iter().enumerate().map(server).collect(),
         }
     }
 }

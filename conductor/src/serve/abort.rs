@@ -45,10 +45,10 @@ async fn abort(node: NodeHandle, share: Share, reason: &'static str) -> bool {
         match tokio::time::timeout(TRY_WITHIN, client.tx_abort(request)).await {
             Ok(Ok(_)) => return true,
             Ok(Err(error)) => {
-                tracing::debug!(%share, node = %node.node_id, attempt, %error, "abort failed");
+                tracing::debug!(%share, node = %node.node_id, attempt, %error, "the conductor's call to abort a share failed");
             }
             Err(_) => {
-                tracing::debug!(%share, node = %node.node_id, attempt, "abort timed out");
+                tracing::debug!(%share, node = %node.node_id, attempt, "the conductor's call to abort a share timed out");
             }
         }
         if attempt < TRIES {
@@ -56,6 +56,6 @@ async fn abort(node: NodeHandle, share: Share, reason: &'static str) -> bool {
             pause *= 4;
         }
     }
-    tracing::warn!(%share, node = %node.node_id, "cannot abort a share; its lease will expire");
+    tracing::warn!(%share, node = %node.node_id, "the conductor cannot abort a share; its lease will expire");
     false
 }

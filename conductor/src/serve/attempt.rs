@@ -58,7 +58,7 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
     let Scene { serving, job, phase, .. } = scene;
     let lead = begin(scene, &placed).await;
     let Placed { placement, prefill, decode, fetch, route, chunks, booking, .. } = placed;
-    let (rank_delay_us, leave_ssd) = (placement.rank_delay_us, placement.leaves_ssd);
+    let (priority_delay_us, skip_promotion) = (placement.priority_delay_us, placement.leaves_ssd);
     phase.set(Phase::Allocating);
     let mut shares = vec![(prefill.node.clone(), Side::Prefill)];
     shares.extend(decode.iter().map(|decode| (decode.node.clone(), Side::Decode)));
@@ -85,7 +85,7 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
         first_routed,
         routed_blocks,
         chunk_tokens_elsewhere,
-        leave_ssd,
+        skip_promotion,
     };
     let reserved = reserve(scene, &transaction, computing, decode.as_ref(), fetch.as_ref()).await?;
     if !reserved.has_before(first_routed) {
@@ -126,14 +126,17 @@ pub(super) async fn run(scene: Scene<'_>, placed: Placed) -> Result<(String, End
     let mut pushing = pin!(push(serving, tx, &prefill, reserved.decode_targets));
     let mut pushing_done = decode.is_none();
     let trace = job.trace.as_ref();
-    let prefill_leg =
-        Leg::new(&prefill, generate_request(scene, tx, v1::Phase::Prefill, rank_delay_us), trace);
+    let prefill_leg = Leg::new(
+        &prefill,
+        generate_request(scene, tx, v1::Phase::Prefill, priority_delay_us),
+        trace,
+    );
     let mut prefilling = pin!(legs::prefill(prefill_leg, accepted));
     let mut prefilling_done = decode.is_none();
     let request = v1::GenerateRequest {
         routed: route.iter().map(|holder| routed_span(scene, tx, holder)).collect(),
         chunks: course.brought.wire.clone(),
-        ..generate_request(scene, tx, leg, rank_delay_us)
+        ..generate_request(scene, tx, leg, priority_delay_us)
     };
     let mut answer = Leg::new(answering, request, trace);
 
@@ -301,7 +304,7 @@ impl Course<'_> {
     /// The engines have released their shares, or do so as their calls end.
     fn finish(mut self, finished: v1::Finished, whole: bool) -> (String, Ended) {
         // A first connection says nothing of those that follow.
-        if finished.route_opening_us > 0 && !finished.route_opening_first {
+        if finished.route_opening_us > 0 && !finished.route_connection_opened {
             self.booking.opened(finished.route_opening_us);
         }
         if finished.routed_layers > 0 {
@@ -440,7 +443,7 @@ fn generate_request(
     scene: Scene<'_>,
     tx: kvasir_proto::TxId,
     leg: v1::Phase,
-    rank_delay_us: u64,
+    priority_delay_us: u64,
 ) -> v1::GenerateRequest {
     v1::GenerateRequest {
         tx: Some(tx.into()),
@@ -449,7 +452,7 @@ fn generate_request(
         prompt: scene.prompt.tokens.to_vec(),
         sampling: Some(scene.job.sampling.clone()),
         namespace: scene.prompt.namespace().0.to_vec(),
-        rank_delay_us,
+        priority_delay_us,
         routed: Vec::new(),
         chunks: Vec::new(),
     }
@@ -469,7 +472,7 @@ fn routed_span(scene: Scene<'_>, tx: kvasir_proto::TxId, holder: &RouteHolder) -
 fn measured(finished: &v1::Finished) -> Option<(u32, u64)> {
     // Both count from the start of the call.
     let us = finished.prefill_us.saturating_sub(finished.queue_us);
-    let tokens = finished.prompt_tokens_computed;
+    let tokens = finished.computed_prompt_tokens;
     (tokens > 0 && us > 0).then_some((tokens, us))
 }
 

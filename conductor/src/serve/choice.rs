@@ -34,7 +34,7 @@ async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet, entry: Ent
         model: Arc::clone(&job.model),
         prompt_tokens: job.prompt.length(),
         cache: job.cache,
-        is_plan: false,
+        is_schedule_only: false,
     });
     let result = tokio::select! {
         result = begin(&serving, &job, &phase, &outlet, &trail, entry) => result,
@@ -49,7 +49,7 @@ async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet, entry: Ent
     trail.ended(label, result.as_ref().ok().map(|(_, ended)| ended));
     match result {
         Ok((text, ended)) => {
-            tracing::debug!(?ended, "finished an answer");
+            tracing::debug!(?ended, "the conductor finished an answer");
             let tokens = |kind, count| metrics.tokens.with_label_values(&[kind]).inc_by(count);
             tokens("prompt", u64::from(job.prompt.length()));
             tokens("cached", u64::from(ended.cached_tokens));
@@ -59,7 +59,7 @@ async fn run_in_span(serving: Arc<Serving>, job: Job, outlet: Outlet, entry: Ent
             let _ = tokio::time::timeout(serving.options.write_stall, last).await;
         }
         Err(failure) => {
-            tracing::info!(%failure, phase = phase.get().name(), "failed to answer");
+            tracing::info!(%failure, phase = phase.get().name(), "the conductor failed to answer a request");
             outlet.failed(failure, serving.options.write_stall).await;
         }
     }
@@ -122,7 +122,7 @@ async fn attempts(
             refused(serving, &prompt, refusal, last.as_ref())
         })?;
         trail.placed(&placed.placement, placed.inputs.take());
-        tracing::debug!(placement = %placed.placement, "placed");
+        tracing::debug!(placement = %placed.placement, "the conductor placed a request");
         if job.explain {
             outlet.placed(placed.placement.to_string()).await?;
         }
@@ -139,7 +139,7 @@ async fn attempts(
             Err(Fault::Instance(fault)) => {
                 let InstanceFault { instance, kind, phase, message } = &fault;
                 let phase = phase.name();
-                tracing::warn!(%instance, ?kind, phase, message, "an attempt failed");
+                tracing::warn!(%instance, ?kind, phase, error = message, "an attempt to serve a request failed");
                 trail.ended(&format!("failed while {phase}: {message}"), None);
                 avoided.note(&fault, began.elapsed());
                 last = Some(fault);

@@ -128,7 +128,7 @@ async fn fetch(
 ) -> bool {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
-        tracing::info!(node = %source.node_id, "no time left to fetch a reusable chunk");
+        tracing::info!(node = %source.node_id, "the conductor has no time left to fetch a reusable chunk");
         return false;
     }
     let request = v1::ReplicateRequest {
@@ -140,7 +140,7 @@ async fn fetch(
     let copied = within(left, client.replicate(request)).await;
     let is_here = copied.as_ref().is_ok_and(|copied| copied.blocks as usize >= chunk.keys.len());
     if !is_here {
-        tracing::info!(node = %source.node_id, reply = ?copied, "cannot fetch a reusable chunk");
+        tracing::info!(node = %source.node_id, reply = ?copied, "the conductor cannot fetch a reusable chunk");
     }
     is_here
 }

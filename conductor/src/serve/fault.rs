@@ -17,7 +17,7 @@ pub(super) const TOO_MANY: &str = "too_many_requests";
 /// Why a request is not answered, or not to its end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Failure {
-    #[error("The model does not exist.")]
+    #[error("The model does not exist; GET /v1/models lists the models.")]
     UnknownModel,
     /// Try again after a while. `limit` is the reason as a word: `ttft`, `tbt`, `no_capacity` or `too_many_requests`.
     #[error("The service is overloaded: {reason}.")]
@@ -30,12 +30,14 @@ pub(crate) enum Failure {
     Rejected { reason: String },
     #[error("The model is not available: {reason}.")]
     NoInstance { reason: String },
-    #[error("The request's deadline passed while {phase}.")]
+    #[error(
+        "The request did not end within `request_timeout_ms`; the conductor cancelled it while {phase}."
+    )]
     Deadline { phase: &'static str },
     /// The answer had begun.
-    #[error("The answer was interrupted: {reason}.")]
+    #[error("The answer was interrupted: {reason}; send the request again.")]
     Interrupted { reason: String },
-    #[error("The server is shutting down.")]
+    #[error("The server is shutting down; send the request again.")]
     Draining,
     #[error("The client disconnected.")]
     ClientGone,
@@ -61,7 +63,9 @@ impl Failure {
 
     /// The task of a choice ended without a last word: it panicked, which is logged there.
     pub(crate) fn vanished() -> Failure {
-        Failure::Interrupted { reason: "the task that serves it failed".to_owned() }
+        Failure::Interrupted {
+            reason: "the conductor failed while it served the request".to_owned(),
+        }
     }
 
     /// For the metric of results.
@@ -190,7 +194,7 @@ fn in_scene(scene: Scene<'_>, fault: Fault) -> Fault {
         return Fault::Instance(fault);
     }
     let InstanceFault { instance, kind, message, .. } = fault;
-    tracing::warn!(%instance, message, "an answer was interrupted");
+    tracing::warn!(%instance, error = message, "an instance failed and interrupted an answer");
     Fault::Final(match kind {
         FaultKind::NoRoom => {
             let reason = format!("instance {instance} has no capacity for the rest of the answer");

@@ -59,7 +59,7 @@ pub(super) async fn run(
         }
         Some(Ok(good)) => (good, false),
         Some(Err(status)) => {
-            tracing::warn!(node = %source.node.node_id, %status, "the source of a fetch failed");
+            tracing::warn!(node = %source.node.node_id, %status, "the store node that is the source of a fetch failed");
             (0, true)
         }
     };
@@ -94,8 +94,8 @@ async fn push(
     let remaining = job.deadline.saturating_duration_since(Instant::now());
     let reply = within(remaining / 2, client.tx_push(request)).await?;
     if reply.corrupt_blocks > 0 {
-        let corrupt = reply.corrupt_blocks;
-        tracing::warn!(node = %source.node.node_id, corrupt, "a store node dropped corrupt blocks");
+        let corrupt_blocks = reply.corrupt_blocks;
+        tracing::warn!(node = %source.node.node_id, corrupt_blocks, "a store node dropped corrupt blocks");
     }
     Ok(reply.valid_blocks)
 }

@@ -79,7 +79,7 @@ impl Outlet {
     pub(super) async fn failed(&self, failure: Failure, limit: Duration) {
         let output = Output { choice: self.choice, progress: Progress::Failed(failure) };
         if self.sender.send_timeout(output, limit).await.is_err() {
-            tracing::debug!("the client disconnected before it received the error");
+            tracing::debug!("a client disconnected before it received the error");
         }
     }
 

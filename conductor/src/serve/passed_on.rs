@@ -13,7 +13,7 @@ pub(crate) struct PassedOn {
     pub reason: Why,
     /// Of the prompt, as it is written.
     pub prompt_bytes: usize,
-    pub servers: Vec<ServerSeen>,
+    pub backends: Vec<ServerSeen>,
 }
 
 /// What decided.
@@ -21,16 +21,16 @@ pub(crate) struct PassedOn {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Why {
     /// It was last sent what begins alike, for so many bytes.
-    Alike {
+    LongestPrefix {
         bytes: usize,
     },
     /// It was last sent a prompt of the same `prompt_cache_key`.
-    SameKey,
+    SameCacheKey,
     /// Nobody is known to have seen the beginning, or who has is far busier.
     LeastBusy,
     /// All that answer have as much under way as they may.
     AllFull,
-    NoneAnswers,
+    NoneHealthy,
 }
 
 /// A server when the choice was made.
@@ -38,8 +38,8 @@ pub(crate) enum Why {
 pub(crate) struct ServerSeen {
     pub url: String,
     /// Requests under way there, without this one, and how many may be.
-    pub in_flight: usize,
-    pub in_flight_max: usize,
+    pub running_requests: usize,
+    pub running_requests_max: usize,
     pub state: ServerState,
 }
 
@@ -48,27 +48,30 @@ pub(crate) struct ServerSeen {
 pub(crate) enum ServerState {
     Chosen,
     /// It has seen the beginning.
-    FarBusier,
+    TooBusy,
     /// Another one was better.
-    Passed,
+    NotPreferred,
     Full,
     /// For this request, before.
-    HasFailed,
-    DoesNotAnswer,
+    Failed,
+    Unhealthy,
 }
 
 impl fmt::Display for PassedOn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for server in &self.servers {
-            let ServerSeen { url, in_flight, in_flight_max, state } = server;
-            write!(f, "backend {url}: {in_flight} of at most {in_flight_max} requests running: ")?;
+        for server in &self.backends {
+            let ServerSeen { url, running_requests, running_requests_max, state } = server;
+            write!(
+                f,
+                "backend {url}: {running_requests} of at most {running_requests_max} requests running: "
+            )?;
             f.write_str(match state {
                 ServerState::Chosen => "chosen",
-                ServerState::FarBusier => "has seen the prefix, but is far busier",
-                ServerState::Passed => "not preferred",
+                ServerState::TooBusy => "has seen the prefix, but is far busier",
+                ServerState::NotPreferred => "not preferred",
                 ServerState::Full => "full",
-                ServerState::HasFailed => "failed this request",
-                ServerState::DoesNotAnswer => "does not answer",
+                ServerState::Failed => "failed this request",
+                ServerState::Unhealthy => "does not answer",
             })?;
             writeln!(f)?;
         }
@@ -83,14 +86,14 @@ impl PassedOn {
     /// In a few words.
     pub(crate) fn reason(&self) -> String {
         match self.reason {
-            Why::Alike { bytes } => format!(
+            Why::LongestPrefix { bytes } => format!(
                 "it has seen the longest common prefix, {bytes} of {} bytes",
                 self.prompt_bytes
             ),
-            Why::SameKey => "it has seen a prompt with the same `prompt_cache_key`".into(),
+            Why::SameCacheKey => "it has seen a prompt with the same `prompt_cache_key`".into(),
             Why::LeastBusy => "it has the fewest running requests".into(),
             Why::AllFull => "all healthy backends are at `running_requests_max`".into(),
-            Why::NoneAnswers => "no backend of the model answers".into(),
+            Why::NoneHealthy => "no backend of the model answers".into(),
         }
     }
 }
@@ -101,19 +104,19 @@ mod tests {
 
     #[test]
     fn a_choice_reads_as_its_servers_and_then_why() {
-        let server = |url: &str, in_flight, state| ServerSeen {
+        let server = |url: &str, running_requests, state| ServerSeen {
             url: url.into(),
-            in_flight,
-            in_flight_max: 8,
+            running_requests,
+            running_requests_max: 8,
             state,
         };
         let passed = PassedOn {
             to: Some("http://a".into()),
-            reason: Why::Alike { bytes: 512 },
+            reason: Why::LongestPrefix { bytes: 512 },
             prompt_bytes: 700,
-            servers: vec![
+            backends: vec![
                 server("http://a", 3, ServerState::Chosen),
-                server("http://b", 0, ServerState::DoesNotAnswer),
+                server("http://b", 0, ServerState::Unhealthy),
             ],
         };
         assert_eq!(
@@ -123,7 +126,7 @@ mod tests {
              forwarded to http://a: it has seen the longest common prefix, 512 of 700 bytes"
         );
         let nobody =
-            PassedOn { to: None, reason: Why::NoneAnswers, prompt_bytes: 0, servers: vec![] };
+            PassedOn { to: None, reason: Why::NoneHealthy, prompt_bytes: 0, backends: vec![] };
         assert_eq!(nobody.to_string(), "not forwarded: no backend of the model answers");
     }
 }

@@ -89,7 +89,7 @@ pub(crate) struct Asked {
     pub prompt_tokens: u32,
     pub cache: CacheClass,
     /// By a caller with a front door of its own: nothing is booked, and nobody here hears what comes of it.
-    pub is_plan: bool,
+    pub is_schedule_only: bool,
 }
 
 /// The decisions for one answer: one for each attempt at it.
@@ -147,9 +147,9 @@ impl Trail<'_> {
     }
 
     /// How the latest decision ended: "ok", or in a word or a sentence why not.
-    pub(crate) fn ended(&self, how: &str, ended: Option<&Ended>) {
+    pub(crate) fn ended(&self, result: &str, ended: Option<&Ended>) {
         if let Some(record) = &*self.latest() {
-            record.ended(how, ended);
+            record.ended(result, ended);
         }
     }
 
@@ -189,16 +189,16 @@ pub(crate) enum Decision {
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Outcome {
     /// "ok", or why not.
-    pub how: String,
+    pub result: String,
     /// From the decision on.
-    pub after_ms: u64,
+    pub duration_ms: u64,
     pub cached_tokens: Option<u32>,
     pub generated_tokens: Option<u32>,
     /// What became of what was predicted: of the time between tokens the mean of the longest tenth, and what
     /// the prefill took by its engine's word beside what was predicted for what it really computed.
     pub tbt_us: Option<u64>,
     pub prefill_us: Option<u64>,
-    pub prefill_predicted_us: Option<u64>,
+    pub predicted_prefill_us: Option<u64>,
 }
 
 impl Record {
@@ -213,16 +213,16 @@ impl Record {
     }
 
     /// As [`Trail::ended`]; what is said later of it counts for nothing.
-    pub(crate) fn ended(&self, how: &str, ended: Option<&Ended>) {
+    pub(crate) fn ended(&self, result: &str, ended: Option<&Ended>) {
         let prefill = ended.and_then(|ended| ended.prefill);
         let _ = self.outcome.set(Outcome {
-            how: how.to_owned(),
-            after_ms: unix_ms().saturating_sub(self.at_unix_ms),
+            result: result.to_owned(),
+            duration_ms: unix_ms().saturating_sub(self.at_unix_ms),
             cached_tokens: ended.map(|ended| ended.cached_tokens),
             generated_tokens: ended.map(|ended| ended.generated_tokens),
             tbt_us: ended.and_then(|ended| ended.tbt_us),
             prefill_us: prefill.map(|prefill| prefill.measured_us),
-            prefill_predicted_us: prefill.map(|prefill| prefill.predicted_us),
+            predicted_prefill_us: prefill.map(|prefill| prefill.predicted_us),
         });
     }
 
@@ -255,12 +255,12 @@ impl Record {
                 line["fetch_from"] = json!(explained.fetch.map(|fetch| fetch.from));
                 line["reused_tokens"] = json!(explained.reused_tokens);
                 line["predicted_ttft_ms"] = json!(explained.predicted_ttft_us as f64 / 1e3);
-                line["cache"] = json!(explained.cache);
+                line["cache_summary"] = json!(explained.cache_summary);
             }
             Decision::Refused(refused) => line["refused"] = json!(refused.refusal.to_string()),
             Decision::PassedOn(passed) => match &passed.to {
                 Some(to) => {
-                    line["passed_to"] = json!(to);
+                    line["forwarded_to"] = json!(to);
                     line["reason"] = json!(passed.reason());
                 }
                 None => line["refused"] = json!(passed.reason()),
@@ -286,7 +286,7 @@ impl Record {
                 if passed.to.is_none() {
                     record["refused"] = json!(passed.reason());
                 }
-                record["passed_on"] = json!(passed);
+                record["backend_choice"] = json!(passed);
                 record["text"] = json!(passed.to_string());
             }
         }
@@ -300,7 +300,7 @@ impl Record {
             "model": &*self.asked.model,
             "prompt_tokens": self.asked.prompt_tokens,
             "cache_class": self.asked.cache.name(),
-            "is_plan": self.asked.is_plan,
+            "is_schedule_only": self.asked.is_schedule_only,
             "ttft_ms": self.ttft_ms(),
             "outcome": self.outcome(),
         })

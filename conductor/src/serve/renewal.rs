@@ -108,7 +108,7 @@ impl Renewer {
                     // which.
                     self.metrics.renewals_unknown.inc();
                     tracing::debug!(share = %self.share(held), node = %held.node.node_id,
-                        "the store node does not know the share any more");
+                        "a store node no longer has a share");
                     false
                 }
                 Answer::Nothing => {
@@ -116,7 +116,7 @@ impl Renewer {
                     if lost {
                         self.metrics.renewals_lost.inc();
                         tracing::warn!(share = %self.share(held), node = %held.node.node_id,
-                            "lost a share: its lease could not be renewed");
+                            "the conductor lost a share: it could not renew the share's lease");
                         // There is room for every share.
                         let _ = losses.try_send(held.side);
                     }
@@ -147,7 +147,7 @@ impl Renewer {
             Ok(Ok(reply)) if reply.get_ref().unknown.is_empty() => Answer::Renewed,
             Ok(Ok(_)) => Answer::Unknown,
             Ok(Err(error)) => {
-                tracing::debug!(%error, node = %held.node.node_id, "a lease renewal failed");
+                tracing::debug!(%error, node = %held.node.node_id, "the conductor cannot renew leases at a store node");
                 Answer::Nothing
             }
             Err(_) => Answer::Nothing,

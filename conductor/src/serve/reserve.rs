@@ -119,14 +119,20 @@ pub(super) struct Computing<'a> {
     /// So are these, of its chunks.
     pub chunk_tokens_elsewhere: u32,
     /// What only its SSD has is fetched or computed.
-    pub leave_ssd: bool,
+    pub skip_promotion: bool,
 }
 
 /// Asks all nodes at once; fails when one that is needed does.
 pub(super) async fn reserve(
     scene: Scene<'_>,
     transaction: &Transaction<'_>,
-    Computing { target: prefill, first_routed, routed_blocks, chunk_tokens_elsewhere, leave_ssd }: Computing<'_>,
+    Computing {
+        target: prefill,
+        first_routed,
+        routed_blocks,
+        chunk_tokens_elsewhere,
+        skip_promotion,
+    }: Computing<'_>,
     decode: Option<&EngineTarget>,
     source: Option<&FetchSource>,
 ) -> Result<Reserved, Fault> {
@@ -154,7 +160,7 @@ pub(super) async fn reserve(
             fetch_until_block: until,
             writer_endpoint: source.map_or_else(Vec::new, |s| s.node.endpoint.to_vec()),
             generated_tokens_max: if decode.is_none() { max_tokens } else { 0 },
-            leave_ssd,
+            skip_promotion,
             ..request
         };
         let reply = transaction.allocate(&prefill.node, request).await;
@@ -181,7 +187,7 @@ pub(super) async fn reserve(
         request.fetch_until_block = until;
         let reply = transaction.allocate(&source.node, request).await;
         if let Err(status) = &reply {
-            tracing::info!(node = %source.node.node_id, %status, "a fetch source refused");
+            tracing::info!(node = %source.node.node_id, %status, "a store node refused to be the source of a fetch");
         }
         Ok(reply.is_ok())
     };

@@ -45,7 +45,7 @@ impl Scheduler for SchedulerService {
         let mut reply = match tokio::task::spawn_blocking(schedule).await {
             Ok(reply) => reply.map(Response::new),
             Err(error) => {
-                tracing::error!(%error, "a schedule call failed");
+                tracing::error!(%error, "the conductor failed to answer a schedule call");
                 Err(Status::internal("the schedule call failed"))
             }
         };
@@ -99,7 +99,8 @@ fn schedule(
         chunks: &[],
     };
     let model_name = Arc::clone(&model.name);
-    let asked = Asked { request_id, model: model_name, prompt_tokens, cache, is_plan: true };
+    let asked =
+        Asked { request_id, model: model_name, prompt_tokens, cache, is_schedule_only: true };
     let trail = recorder.trail(asked);
     match cluster.plan(&query) {
         Ok(mut plan) => {

@@ -97,7 +97,7 @@ impl Drop for Transaction<'_> {
         }
         let phase = self.phase.get().name();
         self.serving.metrics.abandoned.with_label_values(&[phase]).inc();
-        tracing::debug!(tx = %self.tx, phase, "aborting a transaction");
+        tracing::debug!(tx = %self.tx, phase, "the conductor aborts a transaction");
         let shares = std::mem::take(&mut self.shares);
         self.abort(shares, phase);
     }

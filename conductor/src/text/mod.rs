@@ -1,6 +1,6 @@
 //! From text to tokens: tokenizer and chat template of each configured model.
 //!
-//! Runs on blocking threads, at most `tokenize_concurrency_max` at once, so that a long prompt never
+//! Runs on blocking threads, at most `concurrent_tokenizations_max` at once, so that a long prompt never
 //! holds up the reactor. Who waits for a thread is bounded by the requests that are let in. Text
 //! that comes back is made by the engines, not here.
 
@@ -47,10 +47,10 @@ pub(crate) enum TextError {
     #[error("{why}")]
     Chunk { why: String },
     /// So many tokens at the very least, which is more than there is room for.
-    #[error("The prompt is too long: it has at least {at_least} tokens.")]
+    #[error("The prompt is too long: it has at least {at_least} tokens; shorten it.")]
     TooLong { at_least: usize },
     /// A thread panicked or the runtime is shutting down.
-    #[error("Tokenizing the prompt was interrupted.")]
+    #[error("The conductor failed to tokenize the prompt; send the request again.")]
     Interrupted,
 }
 

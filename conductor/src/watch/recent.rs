@@ -16,18 +16,18 @@ pub(super) struct Recent {
     pub requests: u64,
     pub refused: u64,
     /// Plans for callers with a front door of their own, refusals included; they are no requests here.
-    pub planned: u64,
+    pub schedule_calls: u64,
     /// Answered to their end.
     pub answered: u64,
     /// Ended without an answer though they were placed.
     pub failed: u64,
     /// Tokens of answered prompts that were not computed, over all of them.
     pub hit_ratio: Option<f64>,
-    pub ttft_ms_p50: Option<f64>,
-    pub ttft_ms_p99: Option<f64>,
+    pub ttft_p50_ms: Option<f64>,
+    pub ttft_p99_ms: Option<f64>,
     pub generated_tokens: u64,
     /// The record is too short for the window: it was full, and its oldest decision is younger.
-    pub cut_short: bool,
+    pub truncated: bool,
 }
 
 /// `records` with the latest first.
@@ -39,8 +39,8 @@ pub(super) fn recent(records: &[Arc<Record>], kept: usize, now_unix_ms: u64) -> 
     let (mut seen, mut looked_at) = (BTreeSet::new(), 0);
     for record in within {
         looked_at += 1;
-        if record.asked.is_plan {
-            recent.planned += 1;
+        if record.asked.is_schedule_only {
+            recent.schedule_calls += 1;
             continue;
         }
         // Of several attempts at a request the last one stands for it; several answers to one prompt
@@ -57,7 +57,7 @@ pub(super) fn recent(records: &[Arc<Record>], kept: usize, now_unix_ms: u64) -> 
             continue;
         }
         if let Some(outcome) = record.outcome() {
-            let ok = outcome.how == "ok";
+            let ok = outcome.result == "ok";
             recent.answered += u64::from(ok);
             recent.failed += u64::from(!ok && first);
             recent.generated_tokens += u64::from(outcome.generated_tokens.unwrap_or(0));
@@ -70,11 +70,11 @@ pub(super) fn recent(records: &[Arc<Record>], kept: usize, now_unix_ms: u64) -> 
             ttfts.extend(record.ttft_ms());
         }
     }
-    recent.cut_short = looked_at == kept && kept > 0;
+    recent.truncated = looked_at == kept && kept > 0;
     recent.hit_ratio = (prompt > 0).then(|| cached as f64 / prompt as f64);
     ttfts.sort_by(f64::total_cmp);
-    recent.ttft_ms_p50 = percentile(&ttfts, 50);
-    recent.ttft_ms_p99 = percentile(&ttfts, 99);
+    recent.ttft_p50_ms = percentile(&ttfts, 50);
+    recent.ttft_p99_ms = percentile(&ttfts, 99);
     recent
 }
 

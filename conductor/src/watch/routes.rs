@@ -71,10 +71,10 @@ async fn state(State(watch): Shared) -> axum::Json<Value> {
     axum::Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "at_unix_ms": now,
-        "up_s": watch.started.elapsed().as_secs(),
+        "uptime_seconds": watch.started.elapsed().as_secs(),
         "ready": watch.front.unready().is_none(),
-        "answers_in_flight": metrics.choices_in_flight.get(),
-        "answers_waiting": metrics.waiting_now(),
+        "choices_in_flight": metrics.choices_in_flight.get(),
+        "choices_queued": metrics.waiting_now(),
         "tokens": {
             "prompt": tokens("prompt"),
             "cached": tokens("cached"),

@@ -130,12 +130,12 @@ async fn a_deadline_is_504_and_leaves_nothing_behind_in_any_phase() {
             assert_eq!(response.status, 200);
             let events = response.events();
             let last = events.last().expect("an error");
-            assert_eq!(last["error"]["code"], "deadline_exceeded", "{events:?}");
+            assert_eq!(last["error"]["code"], "request_timeout", "{events:?}");
             assert!(events.len() > 1, "text came first");
         } else {
             assert_eq!(response.status, 504, "{response:?}");
             let error = &response.json()["error"];
-            assert_eq!(error["code"], "deadline_exceeded");
+            assert_eq!(error["code"], "request_timeout");
             assert!(error["message"].as_str().expect("text").contains(case.phase), "{error}");
         }
         world.until_all_shares_are_aborted().await;

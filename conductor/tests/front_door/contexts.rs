@@ -48,7 +48,7 @@ impl Kept {
     }
 
     async fn create(&self, prompt: &[u32]) -> Response {
-        let body = json!({"model": "tiny", "prompt": prompt, "ttl_s": TTL_S});
+        let body = json!({"model": "tiny", "prompt": prompt, "ttl_seconds": TTL_S});
         self.harness.ask(CONTEXTS, body).await
     }
 
@@ -165,7 +165,8 @@ async fn a_prompt_is_served_once_and_its_whole_blocks_are_kept_where_it_was_comp
 #[tokio::test]
 async fn a_context_is_kept_on_as_many_nodes_as_is_asked_for_or_as_the_configuration_says() {
     let asked = async |kept: &Kept, replicas: Value| {
-        let mut body = json!({"model": "tiny", "prompt": prompt(1, BLOCK_TOKENS), "ttl_s": TTL_S});
+        let mut body =
+            json!({"model": "tiny", "prompt": prompt(1, BLOCK_TOKENS), "ttl_seconds": TTL_S});
         if !replicas.is_null() {
             body["replicas"] = replicas;
         }
@@ -206,7 +207,7 @@ async fn a_node_that_has_all_of_it_is_asked_and_nothing_is_computed() {
     assert!(again["expires_at"].as_u64() >= created["expires_at"].as_u64());
     assert_eq!(kept.served(), 0);
     // For less than is left it stays as it is.
-    let body = json!({"model": "tiny", "prompt": prompt, "ttl_s": 1});
+    let body = json!({"model": "tiny", "prompt": prompt, "ttl_seconds": 1});
     let shorter = kept.harness.ask(CONTEXTS, body).await.json();
     assert_eq!(shorter["expires_at"], again["expires_at"]);
     // What the index believed is not there any more: then it is computed.
@@ -244,7 +245,7 @@ async fn messages_are_written_as_a_chat_that_begins_with_them_is() {
 
 #[tokio::test]
 async fn what_cannot_be_read_is_refused_with_the_parameter_to_blame() {
-    let kept = Kept::start_with(keeps(), |config| config.contexts.max_ttl_ms = 7_200_999).await;
+    let kept = Kept::start_with(keeps(), |config| config.contexts.ttl_max_ms = 7_200_999).await;
     let long = prompt(1, 100);
     let messages = json!([{"role": "user", "content": "x"}]);
     for (body, param, says) in [
@@ -255,10 +256,26 @@ async fn what_cannot_be_read_is_refused_with_the_parameter_to_blame() {
         (json!({"model": "tiny", "prompt": 7}), "prompt", "a string or a list of token ids"),
         (json!({"model": "tiny", "prompt": vec![5_000; 64]}), "prompt", "vocabulary"),
         (json!({"model": "tiny", "messages": []}), "messages", "must not be empty"),
-        (json!({"model": "tiny", "prompt": long, "ttl_s": 0}), "ttl_s", "between 1 and 7200"),
-        (json!({"model": "tiny", "prompt": long, "ttl_s": -1}), "ttl_s", "between 1 and 7200"),
-        (json!({"model": "tiny", "prompt": long, "ttl_s": 7_201}), "ttl_s", "between 1 and 7200"),
-        (json!({"model": "tiny", "prompt": long, "ttl_s": "1h"}), "ttl_s", "an integer"),
+        (
+            json!({"model": "tiny", "prompt": long, "ttl_seconds": 0}),
+            "ttl_seconds",
+            "between 1 and 7200",
+        ),
+        (
+            json!({"model": "tiny", "prompt": long, "ttl_seconds": -1}),
+            "ttl_seconds",
+            "between 1 and 7200",
+        ),
+        (
+            json!({"model": "tiny", "prompt": long, "ttl_seconds": 7_201}),
+            "ttl_seconds",
+            "between 1 and 7200",
+        ),
+        (
+            json!({"model": "tiny", "prompt": long, "ttl_seconds": "1h"}),
+            "ttl_seconds",
+            "an integer",
+        ),
         (json!({"model": "tiny", "prompt": long, "ttl": 7}), "ttl", "not a known parameter"),
         (
             json!({"model": "tiny", "prompt": long, "chat_template_kwargs": {}}),
@@ -292,9 +309,11 @@ async fn what_cannot_be_read_is_refused_with_the_parameter_to_blame() {
     assert_eq!(kept.refused("too_short").await, 2.0);
 
     let id = id_of(&long, "");
-    for (body, param) in
-        [(json!({}), "ttl_s"), (json!({"ttl_s": 0}), "ttl_s"), (json!({"ttl_s": 7, "x": 1}), "x")]
-    {
+    for (body, param) in [
+        (json!({}), "ttl_seconds"),
+        (json!({"ttl_seconds": 0}), "ttl_seconds"),
+        (json!({"ttl_seconds": 7, "x": 1}), "x"),
+    ] {
         let refused = kept.harness.ask(&at(&id), body).await;
         assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!(param)));
     }
@@ -332,7 +351,7 @@ async fn a_context_is_given_another_time_and_ended_at_all_nodes_that_have_it() {
 
     for (ttl_s, event) in [(5_000, 1.0), (10, 2.0)] {
         let before_s = now_unix_ms() / 1_000;
-        let extended = kept.harness.ask(&at(id), json!({"ttl_s": ttl_s})).await;
+        let extended = kept.harness.ask(&at(id), json!({"ttl_seconds": ttl_s})).await;
         assert_eq!(extended.status, 200, "{extended:?}");
         let until_s = time(&extended.json(), "expires_at");
         assert!((before_s..=now_unix_ms() / 1_000).contains(&(until_s - ttl_s)), "{extended:?}");
@@ -347,7 +366,7 @@ async fn a_context_is_given_another_time_and_ended_at_all_nodes_that_have_it() {
     assert_eq!(kept.counted("deleted").await, 1.0);
     assert_refused(&kept.harness.delete(&at(id)).await, 404, "context_not_found", id);
     assert_refused(&kept.harness.get(&at(id)).await, 404, "context_not_found", id);
-    let extended = kept.harness.ask(&at(id), json!({"ttl_s": 1})).await;
+    let extended = kept.harness.ask(&at(id), json!({"ttl_seconds": 1})).await;
     assert_refused(&extended, 404, "context_not_found", id);
     assert_eq!(extended.json()["error"]["param"], "id");
     assert_eq!(kept.list().await["data"], json!([]));
@@ -384,7 +403,7 @@ async fn what_no_context_is_called_is_not_found() {
         let at = at(wrong);
         assert_refused(&kept.harness.get(&at).await, 404, "context_not_found", "does not exist");
         assert_refused(&kept.harness.delete(&at).await, 404, "context_not_found", "does not exist");
-        let extended = kept.harness.ask(&at, json!({"ttl_s": 1})).await;
+        let extended = kept.harness.ask(&at, json!({"ttl_seconds": 1})).await;
         assert_refused(&extended, 404, "context_not_found", "does not exist");
     }
 }
@@ -477,9 +496,9 @@ async fn nodes_that_do_not_answer_are_not_taken_for_nodes_that_have_nothing() {
         assert_eq!(kept.harness.get(&at(id)).await.status, 200, "one that has it is enough");
         let says = "A store node that may hold this context does not answer";
         assert_refused(&kept.harness.get(&at(&unknown)).await, 503, "node_unavailable", says);
-        let extended = kept.harness.ask(&at(id), json!({"ttl_s": TTL_S})).await;
+        let extended = kept.harness.ask(&at(id), json!({"ttl_seconds": TTL_S})).await;
         assert_eq!(extended.status, 200, "{extended:?}");
-        let extended = kept.harness.ask(&at(&unknown), json!({"ttl_s": 9})).await;
+        let extended = kept.harness.ask(&at(&unknown), json!({"ttl_seconds": 9})).await;
         assert_refused(&extended, 503, "node_unavailable", says);
         assert_refused(&kept.harness.delete(&at(&unknown)).await, 503, "node_unavailable", says);
     }
@@ -639,7 +658,7 @@ async fn a_deadline_ends_a_create() {
         pair.change(|script| script.keep = Reply::Hang);
     }
     let refused = kept.create(&prompt(1, 64)).await;
-    assert_refused(&refused, 504, "deadline_exceeded", "while persisting the context");
+    assert_refused(&refused, 504, "request_timeout", "while persisting the context");
 }
 
 /// A conductor with two tenants, `a` and `b`, in front of the same nodes.
@@ -680,7 +699,7 @@ async fn nobody_sees_or_touches_the_contexts_of_others() {
     let kept = Kept::start().await;
     let (keyed, _folder) = keyed(&kept).await;
     let mine = prompt(1, 2 * BLOCK_TOKENS);
-    let body = json!({"model": "tiny", "prompt": mine, "ttl_s": TTL_S});
+    let body = json!({"model": "tiny", "prompt": mine, "ttl_seconds": TTL_S});
     let of_a = send(&keyed, "POST", CONTEXTS, "a", Some(body.clone())).await;
     assert_eq!(of_a.status, 200, "{of_a:?}");
     let id = of_a.json()["id"].as_str().expect("an id").to_owned();
@@ -702,10 +721,10 @@ async fn nobody_sees_or_touches_the_contexts_of_others() {
     };
     not_theirs(send(&keyed, "GET", &at(&id), "b", None).await);
     not_theirs(send(&keyed, "DELETE", &at(&id), "b", None).await);
-    not_theirs(send(&keyed, "POST", &at(&id), "b", Some(json!({"ttl_s": 1}))).await);
+    not_theirs(send(&keyed, "POST", &at(&id), "b", Some(json!({"ttl_seconds": 1}))).await);
     not_theirs(kept.harness.get(&at(&id)).await);
     not_theirs(kept.harness.delete(&at(&id)).await);
-    not_theirs(kept.harness.ask(&at(&id), json!({"ttl_s": 1})).await);
+    not_theirs(kept.harness.ask(&at(&id), json!({"ttl_seconds": 1})).await);
     let of_b = send(&keyed, "GET", CONTEXTS, "b", None).await;
     assert_eq!(of_b.json()["data"], json!([]));
     let listed = kept.list().await;
@@ -745,7 +764,7 @@ fn the_examples_of_the_document_are_as_its_schemas_say() {
 #[tokio::test]
 async fn what_is_computed_for_a_context_is_to_be_kept_whatever_is_said_of_requests() {
     let kept = Kept::start().await;
-    let body = json!({"model": "tiny", "prompt": prompt(1, 200), "ttl_s": TTL_S});
+    let body = json!({"model": "tiny", "prompt": prompt(1, 200), "ttl_seconds": TTL_S});
     let request = kept.harness.client.post(format!("{}{CONTEXTS}", kept.harness.url));
     let request = request.header("x-kvasir-cache-class", "ephemeral").body(body.to_string());
     let created = Response::read(request.send().await.expect("an answer")).await;

@@ -364,11 +364,14 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     let found = decisions(&harness).await;
     let [first, again] = found.as_slice() else { panic!("two in {found:?}") };
     assert_eq!((&first["model"], &first["prompt_tokens"]), (&json!("other"), &json!(508)));
-    assert_eq!(first["passed_on"]["reason"], "least_busy");
-    assert_eq!(first["outcome"]["how"], "ok");
+    assert_eq!(first["backend_choice"]["reason"], "least_busy");
+    assert_eq!(first["outcome"]["result"], "ok");
     assert_eq!(first["ttft_ms"], Value::Null, "nothing came before the whole");
-    let (url, passed) = (&first["passed_on"]["to"], &again["passed_on"]);
-    assert_eq!((&passed["to"], &passed["reason"]["alike"]["bytes"]), (url, &json!(7 * 256)));
+    let (url, passed) = (&first["backend_choice"]["to"], &again["backend_choice"]);
+    assert_eq!(
+        (&passed["to"], &passed["reason"]["longest_prefix"]["bytes"]),
+        (url, &json!(7 * 256))
+    );
     let text = again["text"].as_str().expect("text");
     assert!(text.contains("0 of at most 8 requests running: chosen\n"), "{text}");
     assert!(text.contains("0 of at most 8 requests running: not preferred\n"), "{text}");
@@ -382,10 +385,10 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     assert_eq!(ask(&long).await, 200);
     let found = decisions(&harness).await;
     let [failed, instead] = &found[before..] else { panic!("two more in {found:?}") };
-    assert_eq!(failed["outcome"]["how"], "the backend returned 503 Service Unavailable");
+    assert_eq!(failed["outcome"]["result"], "the backend returned 503 Service Unavailable");
     let to = format!("http://{}", other.address);
     assert_eq!(
-        (&instead["passed_on"]["to"], &instead["outcome"]["how"]),
+        (&instead["backend_choice"]["to"], &instead["outcome"]["result"]),
         (&json!(to), &json!("ok"))
     );
     assert!(instead["text"].as_str().expect("text").contains(": failed this request\n"));
@@ -410,10 +413,10 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     assert_eq!(ask(&stream).await, 200);
     let found = decisions(&harness).await;
     let [left, same_key] = &found[before..] else { panic!("two more in {found:?}") };
-    assert_eq!(left["outcome"]["how"], "client_disconnected");
+    assert_eq!(left["outcome"]["result"], "client_disconnected");
     assert!(left["ttft_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{left}");
-    assert_eq!(same_key["passed_on"]["reason"], "same_key");
-    assert_eq!(same_key["passed_on"]["to"], left["passed_on"]["to"]);
+    assert_eq!(same_key["backend_choice"]["reason"], "same_cache_key");
+    assert_eq!(same_key["backend_choice"]["to"], left["backend_choice"]["to"]);
     let recent = async || {
         let url = format!("{}/state", harness.watch);
         let state = harness.client.get(url).send().await.expect("an answer");
@@ -431,7 +434,7 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     assert!(found.len() > before);
     let nobody = found.last().expect("one");
     assert_eq!(nobody["refused"], "no backend of the model answers");
-    assert_eq!(nobody["passed_on"]["to"], Value::Null);
+    assert_eq!(nobody["backend_choice"]["to"], Value::Null);
     assert!(nobody["text"].as_str().expect("text").contains("does not answer"));
 }
 

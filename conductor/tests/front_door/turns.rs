@@ -15,7 +15,7 @@ struct Busy {
     _folder: tempfile::TempDir,
 }
 
-const WAITING: &str = "kvasir_conductor_queued_requests{priority=\"normal\"}";
+const WAITING: &str = "kvasir_conductor_queued_choices{priority=\"normal\"}";
 
 impl Busy {
     async fn start(waiting: AdmissionQueueConfig) -> Busy {
@@ -99,7 +99,7 @@ async fn a_tenant_with_many_requests_lets_one_with_few_have_its_turn() {
     let state = busy.harness.client.get(format!("{}/state", busy.harness.watch));
     let state = state.send().await.expect("an answer").text().await.expect("a whole body");
     let state: serde_json::Value = serde_json::from_str(&state).expect("JSON");
-    assert_eq!((&state["answers_in_flight"], &state["answers_waiting"]), (&json!(1), &json!(5)));
+    assert_eq!((&state["choices_in_flight"], &state["choices_queued"]), (&json!(1), &json!(5)));
     busy.release();
     for sent in sent {
         let response = sent.await.expect("no panic");
@@ -118,7 +118,7 @@ async fn an_urgent_request_goes_first_and_only_whose_key_allows_it_is_urgent() {
     let second = busy.wait("urgent", "u1", 2.0).await;
     let high = &[("x-kvasir-priority", "high")];
     let third = busy.send("urgent", "u2", high);
-    let waiting = "kvasir_conductor_queued_requests{priority=\"high\"}";
+    let waiting = "kvasir_conductor_queued_choices{priority=\"high\"}";
     busy.harness.until_metric(waiting, |now| now == 1.0).await;
     let refused = busy.send("a", "a2", high).await.expect("no panic");
     assert_eq!(refused.status, 400, "{refused:?}");
@@ -132,7 +132,7 @@ async fn an_urgent_request_goes_first_and_only_whose_key_allows_it_is_urgent() {
 
 #[tokio::test]
 async fn beyond_the_places_there_are_it_is_429_for_the_tenant_that_has_most() {
-    let busy = Busy::start(AdmissionQueueConfig { requests_max: 2, ..one_each() }).await;
+    let busy = Busy::start(AdmissionQueueConfig { choices_max: 2, ..one_each() }).await;
     let first = busy.wait("a", "a1", 1.0).await;
     let second = busy.wait("a", "a2", 2.0).await;
     let refused = busy.send("a", "a3", &[]).await.expect("no panic");

@@ -106,11 +106,11 @@ async fn a_decision_is_explained_with_what_came_of_it() {
     assert_eq!(decision["model"], "tiny");
     assert_eq!(decision["prompt_tokens"], BLOCK_TOKENS * 5 / 2);
     let outcome = &decision["outcome"];
-    assert_eq!((&outcome["how"], &outcome["generated_tokens"]), (&json!("ok"), &json!(2)));
+    assert_eq!((&outcome["result"], &outcome["generated_tokens"]), (&json!("ok"), &json!(2)));
     assert_eq!(outcome["cached_tokens"], BLOCK_TOKENS);
     assert!(outcome["tbt_us"].is_u64(), "{outcome}");
     assert_eq!(outcome["prefill_us"], 1_000, "as its engine says");
-    assert!(outcome["prefill_predicted_us"].is_u64(), "{outcome}");
+    assert!(outcome["predicted_prefill_us"].is_u64(), "{outcome}");
     assert!(decision["ttft_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{decision}");
     // What came of it has been learned from.
     let metrics = cluster.metrics().await;
@@ -121,7 +121,7 @@ async fn a_decision_is_explained_with_what_came_of_it() {
     assert_eq!(placement["prefill"], "engine-p");
     assert_eq!(placement["decode"], "engine-d");
     assert_eq!(placement["reused_tokens"], BLOCK_TOKENS);
-    let cache = placement["cache"].as_str().expect("a sentence");
+    let cache = placement["cache_summary"].as_str().expect("a sentence");
     assert!(cache.starts_with("1 of 3 blocks are reused, cached at p"), "{cache}");
     let candidate = &placement["prefill_candidates"][0];
     assert_eq!((&candidate["node"], &candidate["verdict"]), (&json!("p"), &json!("chosen")));
@@ -143,7 +143,7 @@ async fn attempts_that_fail_are_decisions_of_their_own_and_a_refusal_says_why() 
     cluster.prefill.change(|script| script.allocate = full);
     assert_eq!(cluster.ask("none").await, 429);
     let decisions = cluster.ended("none").await;
-    let how = decisions[0]["outcome"]["how"].as_str().expect("an outcome");
+    let how = decisions[0]["outcome"]["result"].as_str().expect("an outcome");
     assert!(how.starts_with("failed while allocating"), "{how}");
     let last = decisions.last().expect("one at least");
     assert!(last["refused"].as_str().is_some_and(|why| why.contains("prefill")), "{last}");
@@ -182,7 +182,7 @@ async fn plans_for_other_front_doors_are_recorded_and_are_no_requests() {
     assert_eq!(reply.metadata().get("x-request-id").expect("an id"), "planned");
     let (_, found) = cluster.look("/decisions/planned").await;
     let decision = &found["decisions"][0];
-    assert_eq!((&decision["is_plan"], &decision["outcome"]), (&json!(true), &Value::Null));
+    assert_eq!((&decision["is_schedule_only"], &decision["outcome"]), (&json!(true), &Value::Null));
     assert_eq!(decision["model"], "tiny");
     assert_eq!(decision["placement"]["prefill"], "engine-p");
     assert_eq!(decision["text"], reply.into_inner().explanation);
@@ -191,7 +191,10 @@ async fn plans_for_other_front_doors_are_recorded_and_are_no_requests() {
     let id = reply.metadata().get("x-request-id").expect("an id").to_str().expect("text");
     assert_eq!(cluster.look(&format!("/decisions/{id}")).await.0, 200);
     let (_, state) = cluster.look("/state").await;
-    assert_eq!((&state["recent"]["planned"], &state["recent"]["requests"]), (&json!(2), &json!(0)));
+    assert_eq!(
+        (&state["recent"]["schedule_calls"], &state["recent"]["requests"]),
+        (&json!(2), &json!(0))
+    );
 }
 
 #[tokio::test]
@@ -228,7 +231,7 @@ async fn what_decisions_were_taken_from_is_kept_where_it_is_wanted_and_the_oldes
     assert_eq!(status, 200, "{found}");
     let decision = found["decisions"][0].clone();
     assert_eq!(decision["inputs"]["request"]["prompt_tokens"], BLOCK_TOKENS * 5 / 2);
-    assert_eq!(decision["decided"]["prefill"], "engine-p");
+    assert_eq!(decision["decision"]["prefill"], "engine-p");
     let recorded = RecordedDecision::read(decision).expect("it can be read");
     assert_eq!(recorded.replay(), []);
     let (status, said) = cluster.look("/decisions/a/inputs").await;

@@ -185,7 +185,7 @@ impl AttachLoop {
                 Some(None) | None => return Ok(()),
             };
             self.metrics.attach_epoch.set(0);
-            tracing::warn!(%lost, "lost the store node; reattaching");
+            tracing::warn!(reason = %lost, "the engine lost its store node; reattaching");
         }
     }
 
@@ -203,7 +203,10 @@ impl AttachLoop {
                 Err(why) => why.to_string(),
             };
             if why != said {
-                tracing::warn!(reason = why, "cannot attach to a store node yet; retrying");
+                tracing::warn!(
+                    reason = why,
+                    "the engine cannot attach to a store node yet; retrying"
+                );
                 said = why;
             }
             tokio::time::sleep(back_off).await;
@@ -221,7 +224,7 @@ impl AttachLoop {
             instance_id,
             epoch,
             slots = link.slots_total(),
-            "attached to the store node"
+            "the engine attached to its store node"
         );
         let waker = Arc::downgrade(&link);
         let compute = ModelCompute::new(Arc::clone(&self.model), link, self.layout, self.exchange);

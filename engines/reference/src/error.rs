@@ -17,17 +17,19 @@ pub enum Error {
     Ranks { ranks: u32, heads: usize },
     #[error("cannot use the tokenizer {}: {why}", path.display())]
     Tokenizer { path: PathBuf, why: String },
-    #[error("cannot listen on {address}: {source}")]
+    #[error(
+        "the engine cannot listen on {address}: {source}; free the address or configure another one"
+    )]
     Listen { address: SocketAddr, source: std::io::Error },
     /// Trying again would not help.
     #[error("the store node refused this engine: {0}")]
     Refused(String),
-    #[error("cannot write the layer log {}: {source}", path.display())]
+    #[error("cannot write the layer log {}: {source}; check `layer_log_file`", path.display())]
     LayerLog { path: PathBuf, source: std::io::Error },
-    #[error("the gRPC server stopped: {0}")]
+    #[error("the gRPC server of the engine stopped: {0}")]
     Serve(#[from] tonic::transport::Error),
-    #[error("cannot start {what}: {source}")]
+    #[error("the engine cannot start {what}: {source}")]
     System { what: &'static str, source: std::io::Error },
-    #[error("the compute thread ended unexpectedly")]
+    #[error("the compute thread of the engine ended unexpectedly; see the log")]
     Compute,
 }

@@ -88,12 +88,12 @@ fn write_records(mut file: BufWriter<File>, records: &Receiver<Record>) {
             Err(RecvTimeoutError::Disconnected) => break,
         };
         if let Err(error) = written {
-            tracing::warn!(%error, "cannot write the layer log; it ends here");
+            tracing::warn!(%error, "the engine cannot write the layer log; the log ends here");
             return;
         }
     }
     if let Err(error) = file.flush() {
-        tracing::warn!(%error, "cannot write the end of the layer log");
+        tracing::warn!(%error, "the engine cannot write the end of the layer log");
     }
 }
 

@@ -6,7 +6,7 @@ use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, 
 
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
-    pub prompt_tokens_computed: IntCounter,
+    pub computed_prompt_tokens: IntCounter,
     pub prompt_tokens_cached: IntCounter,
     pub prompt_tokens_spliced: IntCounter,
     pub generated_tokens: IntCounter,
@@ -43,7 +43,7 @@ impl Metrics {
                     prometheus::exponential_buckets(0.000_25, 2.0, 16).expect("valid buckets"),
                 );
         Metrics {
-            prompt_tokens_computed: counter(
+            computed_prompt_tokens: counter(
                 "prompt_tokens_computed_total",
                 "Prompt tokens that the engine computed.",
             ),

@@ -70,7 +70,7 @@ impl Limits {
             prompt: request.prompt,
             answer,
             namespace,
-            rank_delay_us: request.rank_delay_us,
+            priority_delay_us: request.priority_delay_us,
             routed,
             chunks,
         })
@@ -283,7 +283,7 @@ mod tests {
                 ..v1::SamplingParams::default()
             }),
             namespace: vec![0; 16],
-            rank_delay_us: 0,
+            priority_delay_us: 0,
             routed: Vec::new(),
             chunks: Vec::new(),
         }

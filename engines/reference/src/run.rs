@@ -67,7 +67,7 @@ async fn run_engine(config: Config, shutdown: CancellationToken) -> Result<(), E
         instance_id = config.instance_id,
         address,
         model = config.model_name,
-        "started the engine"
+        "the engine has started"
     );
     Engine::start(config, loaded)?.serve(listener, address, shutdown).await
 }
@@ -218,7 +218,7 @@ impl Engine {
         if let Some(writer) = self.layer_log_writer {
             let _ = tokio::task::spawn_blocking(move || writer.join()).await;
         }
-        tracing::info!(instance_id = config.instance_id, "stopped the engine");
+        tracing::info!(instance_id = config.instance_id, "the engine has stopped");
         ended
     }
 }

@@ -166,7 +166,7 @@ enum AdminError {
         "{node} is not a store node with an administration service; its version may be older than this program"
     )]
     Unknown { node: String },
-    #[error("the node refused: {0}")]
+    #[error("the store node refused the command: {0}")]
     Refused(String),
     #[error(
         "{what} {got:?} is invalid: write 32 hexadecimal digits, as `kvasir admin list` prints them"

@@ -27,7 +27,7 @@ fn class(copy: &v1::SsdCopy) -> &'static str {
 fn ssd_json(copy: &v1::SsdCopy) -> Value {
     let mut value = json!({ "class": class(copy) });
     if copy.block_class() == v1::BlockClass::Context {
-        value["tenant"] = format!("{:016x}", copy.tenant).into();
+        value["tenant_hash"] = format!("{:016x}", copy.tenant_hash).into();
         value["expires_unix_ms"] = copy.expires_unix_ms.into();
     }
     if copy.bytes > 0 {
@@ -118,7 +118,7 @@ pub(super) fn inspection(found: &v1::BlockInspection) -> String {
     }
     match &found.ssd {
         Some(copy) if copy.block_class() == v1::BlockClass::Context => {
-            let (tenant, until, bytes) = (copy.tenant, copy.expires_unix_ms, copy.bytes);
+            let (tenant, until, bytes) = (copy.tenant_hash, copy.expires_unix_ms, copy.bytes);
             let kept = format!(
                 "context of tenant {tenant:016x}, expires at {until} (Unix ms), {bytes} bytes"
             );
@@ -182,7 +182,7 @@ pub(super) fn drain_json(status: &v1::DrainStatus) -> Value {
         "hot_chains_copied": status.hot_chains_copied,
         "hot_chains_left": status.hot_chains_left,
         "hot_chains_failed": status.hot_chains_failed,
-        "copies": status.copies,
+        "copies_in_flight": status.copies_in_flight,
         "waiting_for": status.waiting_for,
     })
 }

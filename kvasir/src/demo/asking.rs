@@ -228,7 +228,7 @@ impl Asking {
 pub(super) fn way_of(placement: &Value) -> Option<Way> {
     // What was fetched is named; what stays is only told by what was asked about it.
     let reused = placement["reused_tokens"].as_u64().unwrap_or(0);
-    let chosen = placement["prefix"]["chosen"].as_str();
+    let chosen = placement["prefix"]["action"].as_str();
     match (placement["fetch"].is_object(), reused) {
         (true, _) => Some(Way::Fetch),
         (false, 0) => Some(Way::Recompute),
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn a_placement_says_what_becomes_of_the_document() {
         let check = |placement: Value, want| assert_eq!(way_of(&placement), want, "{placement}");
-        let prefix = json!({"chosen": "route"});
+        let prefix = json!({"action": "route"});
         check(json!({"fetch": null, "reused_tokens": 64, "prefix": prefix}), Some(Way::Route));
         check(json!({"fetch": {"from": "n"}, "reused_tokens": 64}), Some(Way::Fetch));
         check(json!({"fetch": null, "reused_tokens": 0, "prefix": null}), Some(Way::Recompute));

@@ -233,7 +233,7 @@ async fn ways(asking: &Asking, answers: &[Answered]) -> Result<Vec<(Way, Value)>
     let way = |placement: Value| match way_of(&placement).or(brought) {
         Some(way) => Ok((way, placement)),
         None => {
-            let cache = placement["cache"].as_str().unwrap_or("no explanation");
+            let cache = placement["cache_summary"].as_str().unwrap_or("no explanation");
             Err(format!("the agents' own node already had the document: {cache}").into())
         }
     };
@@ -253,7 +253,7 @@ async fn check_forced(
     let mut placements = Vec::with_capacity(answers.len());
     for (came, placement) in ways(asking, answers).await? {
         if came != way {
-            let cache = placement["cache"].as_str().unwrap_or("no explanation");
+            let cache = placement["cache_summary"].as_str().unwrap_or("no explanation");
             return Err(
                 format!("the requested action {} was not taken: {cache}", way.name()).into()
             );

@@ -153,14 +153,14 @@ pub(super) fn json(cells: &[Measured]) -> Value {
     let rows = cells.iter().map(|measured| {
         let cell = &measured.cell;
         json!({
-            "wire": cell.wire,
+            "transport": cell.wire,
             "document_tokens": cell.document_tokens,
             "agents": cell.agents,
             "generated_tokens": cell.generated_tokens,
             "measured_ms": by_way(&|way| json!(measured.forced_ms[way as usize])),
             "predicted_ms": by_way(&|way| json!(measured.predicted_ms[way as usize])),
-            "decided": by_way(&|way| json!(measured.decided[way as usize])),
-            "chosen": measured.chosen().map(Way::name),
+            "decisions": by_way(&|way| json!(measured.decided[way as usize])),
+            "action": measured.chosen().map(Way::name),
             "decided_ms": measured.decided_ms,
             "best": measured.best().name(),
             "regret": measured.regret(),
@@ -174,8 +174,8 @@ pub(super) fn json(cells: &[Measured]) -> Value {
         })
     });
     json!({
-        "cells": rows.collect::<Vec<_>>(),
-        "least_by": by_way(&|way| json!(wins[way as usize])),
+        "scenarios": rows.collect::<Vec<_>>(),
+        "fastest": by_way(&|way| json!(wins[way as usize])),
         "within_10_percent": right(cells),
     })
 }

@@ -88,9 +88,9 @@ mod tests {
 
     #[test]
     fn what_the_engine_would_take_is_named_and_how_to_have_all() {
-        let one = other_hosts(&host("mlx5_core", true), &verbs(&["card_1"], &[])).says;
+        let one = other_hosts(&host("mlx5_core", true), &verbs(&["card_1"], &[])).detail;
         assert!(one.starts_with("verbs over card_1 if a") && !one.contains("all"), "{one}");
-        let two = other_hosts(&host("mlx5_core", true), &verbs(&["card_1", "card_0"], &[])).says;
+        let two = other_hosts(&host("mlx5_core", true), &verbs(&["card_1", "card_0"], &[])).detail;
         assert!(two.starts_with("verbs over card_1 if a"), "{two}");
         assert!(two.contains("it uses all 2 (card_1, card_0)"), "{two}");
     }
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn where_it_would_take_none_it_is_said_why() {
         let no_library = || Err("libibverbs.so.1 is missing".to_owned());
-        let says = |driver, is_active, verbs| other_hosts(&host(driver, is_active), &verbs).says;
+        let says = |driver, is_active, verbs| other_hosts(&host(driver, is_active), &verbs).detail;
         let iwarp = says("siw", true, verbs(&[], &["siw0 is not an InfiniBand or RoCE device"]));
         assert_eq!(iwarp, "tcp: siw0 is not an InfiniBand or RoCE device");
         let missing = says("mlx5_core", true, no_library());

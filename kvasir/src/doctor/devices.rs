@@ -176,7 +176,7 @@ mod tests {
 
     fn says(root: &Path) -> String {
         let section = section(root, &read(root));
-        section.findings.iter().map(|of| format!("{}: {}\n", of.what, of.says)).collect()
+        section.findings.iter().map(|of| format!("{}: {}\n", of.item, of.detail)).collect()
     }
 
     #[test]
@@ -226,12 +226,12 @@ mod tests {
     #[test]
     fn the_matrix_is_told_with_its_json_or_that_there_is_none() {
         let none = topology(&Devices::default());
-        assert!(none.findings[0].says.contains("no RDMA devices"), "{none:?}");
+        assert!(none.findings[0].detail.contains("no RDMA devices"), "{none:?}");
         let cards = ["a".to_owned(), "b".to_owned()];
         let matrix = r#"{"cpu:0":{"preferred":["a"],"secondary":["b"]}}"#;
         let topology_read = Topology::from_json(matrix, &cards).unwrap();
         let told = topology(&Devices { topology: topology_read, ..Devices::default() });
         assert_eq!(told.findings[0], Finding::good("cpu:0", "preferred a, else b"));
-        assert!(told.findings[1].says.contains(matrix), "{told:?}");
+        assert!(told.findings[1].detail.contains(matrix), "{told:?}");
     }
 }

@@ -105,20 +105,20 @@ fn gib(bytes: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::super::files::root_with as machine;
-    use super::super::report::Standing;
+    use super::super::report::FindingStatus;
     use super::*;
 
-    fn check(finding: Finding, standing: Standing, word: &str) {
-        assert_eq!(finding.standing, standing, "{finding:?}");
-        assert!(finding.says.contains(word), "{finding:?}");
+    fn check(finding: Finding, standing: FindingStatus, word: &str) {
+        assert_eq!(finding.status, standing, "{finding:?}");
+        assert!(finding.detail.contains(word), "{finding:?}");
     }
 
     #[test]
     fn limits_that_are_too_low_say_how_to_raise_them() {
-        check(locked_memory(Some(65_536)), Standing::Advice, "64 KiB");
-        check(locked_memory(None), Standing::Good, "unlimited");
-        check(open_files(Some(1024)), Standing::Advice, "ulimit -n 4096");
-        check(open_files(Some(1 << 20)), Standing::Good, "1048576");
+        check(locked_memory(Some(65_536)), FindingStatus::Advice, "64 KiB");
+        check(locked_memory(None), FindingStatus::Good, "unlimited");
+        check(open_files(Some(1024)), FindingStatus::Advice, "ulimit -n 4096");
+        check(open_files(Some(1 << 20)), FindingStatus::Good, "1048576");
     }
 
     #[test]
@@ -128,13 +128,17 @@ mod tests {
         let old: io::Result<()> = Err(io::ErrorKind::Unsupported.into());
         let of = |switch| machine(&[("proc/sys/kernel/io_uring_disabled", switch)]);
         let (without, on, off) = (machine(&[]), of("0\n"), of("2\n"));
-        check(io_uring(without.path(), Ok(())), Standing::Good, "allowed");
-        check(io_uring(on.path(), Ok(())), Standing::Good, "allowed");
-        check(io_uring(off.path(), refused(not_permitted)), Standing::Advice, "sysctl");
-        check(io_uring(on.path(), refused(not_permitted)), Standing::Advice, "seccomp");
-        check(io_uring(on.path(), refused(no_such_call)), Standing::Advice, "seccomp");
-        check(io_uring(without.path(), refused(not_permitted)), Standing::Advice, "seccomp");
-        check(io_uring(without.path(), refused(no_such_call)), Standing::Absent, "blocking calls");
-        check(io_uring(without.path(), old), Standing::Absent, "blocking calls");
+        check(io_uring(without.path(), Ok(())), FindingStatus::Good, "allowed");
+        check(io_uring(on.path(), Ok(())), FindingStatus::Good, "allowed");
+        check(io_uring(off.path(), refused(not_permitted)), FindingStatus::Advice, "sysctl");
+        check(io_uring(on.path(), refused(not_permitted)), FindingStatus::Advice, "seccomp");
+        check(io_uring(on.path(), refused(no_such_call)), FindingStatus::Advice, "seccomp");
+        check(io_uring(without.path(), refused(not_permitted)), FindingStatus::Advice, "seccomp");
+        check(
+            io_uring(without.path(), refused(no_such_call)),
+            FindingStatus::Absent,
+            "blocking calls",
+        );
+        check(io_uring(without.path(), old), FindingStatus::Absent, "blocking calls");
     }
 }

@@ -121,18 +121,18 @@ mod tests {
     use kvasir_cuda::AskedDevice;
 
     use super::*;
-    use crate::doctor::report::Standing;
+    use crate::doctor::report::FindingStatus;
 
     #[test]
     fn every_library_is_found_or_its_absence_is_a_sentence() {
         let section = section(&Devices::default());
-        let whats: Vec<&str> = section.findings.iter().map(|of| of.what.as_str()).collect();
+        let whats: Vec<&str> = section.findings.iter().map(|of| of.item.as_str()).collect();
         assert_eq!(
             whats,
             ["libibverbs", "libfabric", "EFA", "peer memory", "CUDA driver", "NVRTC"]
         );
         for finding in &section.findings {
-            assert!(finding.says.contains(' '), "{finding:?}");
+            assert!(finding.detail.contains(' '), "{finding:?}");
         }
     }
 
@@ -143,8 +143,8 @@ mod tests {
             driver: driver.into(),
             ports: Vec::new(),
         };
-        assert!(efa(&[device("efa")]).says.starts_with("rdmap0s31;"));
-        assert_eq!(efa(&[device("mlx5_core")]).standing, Standing::Absent);
+        assert!(efa(&[device("efa")]).detail.starts_with("rdmap0s31;"));
+        assert_eq!(efa(&[device("mlx5_core")]).status, FindingStatus::Absent);
     }
 
     #[test]
@@ -154,11 +154,11 @@ mod tests {
             let devices = vec![AskedDevice { name, dma_buf, peer_memory: true }];
             Asked { version: (12, 8), devices }
         };
-        let standing = |is_loaded, driver: Option<&Asked>| peer_memory(is_loaded, driver).standing;
-        assert_eq!(standing(true, None), Standing::Good);
-        assert_eq!(standing(false, None), Standing::Absent);
-        assert_eq!(standing(false, Some(&driver(true))), Standing::Good);
-        assert_eq!(standing(false, Some(&driver(false))), Standing::Advice);
-        assert!(cuda(&Ok(driver(true))).says.contains("CUDA 12.8; NVIDIA H200"));
+        let standing = |is_loaded, driver: Option<&Asked>| peer_memory(is_loaded, driver).status;
+        assert_eq!(standing(true, None), FindingStatus::Good);
+        assert_eq!(standing(false, None), FindingStatus::Absent);
+        assert_eq!(standing(false, Some(&driver(true))), FindingStatus::Good);
+        assert_eq!(standing(false, Some(&driver(false))), FindingStatus::Advice);
+        assert!(cuda(&Ok(driver(true))).detail.contains("CUDA 12.8; NVIDIA H200"));
     }
 }

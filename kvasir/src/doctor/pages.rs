@@ -132,12 +132,12 @@ fn mappings(smaps: &str) -> impl Iterator<Item = Mapping> {
 #[cfg(test)]
 mod tests {
     use super::super::files::root_with as machine;
-    use super::super::report::Standing;
+    use super::super::report::FindingStatus;
     use super::*;
 
-    fn check(finding: Finding, standing: Standing, word: &str) {
-        assert_eq!(finding.standing, standing, "{finding:?}");
-        assert!(finding.says.contains(word), "{finding:?}");
+    fn check(finding: Finding, standing: FindingStatus, word: &str) {
+        assert_eq!(finding.status, standing, "{finding:?}");
+        assert!(finding.detail.contains(word), "{finding:?}");
     }
 
     fn pages(counts: &[(&str, &str)]) -> tempfile::TempDir {
@@ -151,31 +151,31 @@ mod tests {
 
     #[test]
     fn reserved_pages_are_counted_by_size() {
-        check(reserved(pages(&[]).path(), || true), Standing::Absent, "vm.nr_hugepages");
+        check(reserved(pages(&[]).path(), || true), FindingStatus::Absent, "vm.nr_hugepages");
         let root = pages(&[("nr_hugepages", "8\n"), ("free_hugepages", "5\n")]);
-        check(reserved(root.path(), || true), Standing::Good, "5 of 8 pages of 2048kB");
-        check(reserved(root.path(), || true), Standing::Good, "up to 10 MiB");
-        check(reserved(root.path(), || false), Standing::Advice, "cgroup");
+        check(reserved(root.path(), || true), FindingStatus::Good, "5 of 8 pages of 2048kB");
+        check(reserved(root.path(), || true), FindingStatus::Good, "up to 10 MiB");
+        check(reserved(root.path(), || false), FindingStatus::Advice, "cgroup");
         let aside = [("nr_hugepages", "8"), ("free_hugepages", "5"), ("resv_hugepages", "4")];
-        check(reserved(pages(&aside).path(), || true), Standing::Good, "up to 2 MiB");
+        check(reserved(pages(&aside).path(), || true), FindingStatus::Good, "up to 2 MiB");
         let taken = [("nr_hugepages", "8"), ("free_hugepages", "0")];
-        check(reserved(pages(&taken).path(), || false), Standing::Good, "0 of 8");
+        check(reserved(pages(&taken).path(), || false), FindingStatus::Good, "0 of 8");
     }
 
     #[test]
     fn pages_of_another_size_are_of_no_use() {
         let path = "sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages";
         let root = machine(&[(path, "8\n")]);
-        check(reserved(root.path(), || true), Standing::Absent, "no pages of 2 MiB");
+        check(reserved(root.path(), || true), FindingStatus::Absent, "no pages of 2 MiB");
     }
 
     #[test]
     fn whether_shared_memory_gets_large_pages_is_read() {
         let path = "sys/kernel/mm/transparent_hugepage/shmem_enabled";
         let root = machine(&[(path, "always within_size [advise] never deny force\n")]);
-        check(by_themselves(root.path()), Standing::Good, "advise");
+        check(by_themselves(root.path()), FindingStatus::Good, "advise");
         let root = machine(&[(path, "always within_size advise [never] deny force\n")]);
-        check(by_themselves(root.path()), Standing::Advice, "shmem_enabled");
+        check(by_themselves(root.path()), FindingStatus::Advice, "shmem_enabled");
     }
 
     #[test]

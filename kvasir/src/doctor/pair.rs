@@ -179,7 +179,7 @@ pub(super) fn probe(
         }
         compare(&side, (number, offer), &mut line)
             .map_err(|error| format!("{used}, to {peer}: {error}"))?;
-        probe.way = format!("{used}, from {here} to {peer}");
+        probe.transport = format!("{used}, from {here} to {peer}");
         measured.probes.push(probe);
     }
     Ok(measured)

@@ -43,7 +43,7 @@ pub(super) fn loopback(efa: &EfaConfig, temporary: &Path) -> Result<Vec<Probe>, 
         let (_, target) = region(&receiver.engine)?;
         let peer = sender.engine.connect(&receiver.engine.endpoint())?;
         let mut probe = probe(&sender.engine, peer, target)?;
-        probe.way = format!("{} on this host", sender.used()?);
+        probe.transport = format!("{} on this host", sender.used()?);
         probes.push(probe);
     }
     Ok(probes)
@@ -133,7 +133,7 @@ pub(super) fn probe(
         "times include the acknowledgement; a worker polls for {} us and then sleeps; the caller sleeps while it waits",
         TransferConfig::default().spin_us
     );
-    Ok(Probe { way: String::new(), conditions, points: points.collect::<Result<_, _>>()? })
+    Ok(Probe { transport: String::new(), conditions, points: points.collect::<Result<_, _>>()? })
 }
 
 struct Wires<'a> {

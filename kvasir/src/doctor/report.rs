@@ -18,15 +18,15 @@ pub(super) struct Section {
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
-    pub what: String,
-    pub standing: Standing,
+    pub item: String,
+    pub status: FindingStatus,
     /// What is there, or what is missing, what it is good for and how to get it.
-    pub says: String,
+    pub detail: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Standing {
+pub(super) enum FindingStatus {
     Good,
     /// It works, and something could be better.
     Advice,
@@ -36,7 +36,7 @@ pub(super) enum Standing {
 /// What one way carried.
 #[derive(Debug, Serialize)]
 pub(super) struct Probe {
-    pub way: String,
+    pub transport: String,
     /// What was going on: how the sides wait, how many writes were outstanding.
     pub conditions: String,
     pub points: Vec<Point>,
@@ -52,16 +52,16 @@ pub(super) struct Point {
 }
 
 impl Finding {
-    pub(super) fn good(what: impl Into<String>, says: impl Into<String>) -> Finding {
-        Finding { what: what.into(), standing: Standing::Good, says: says.into() }
+    pub(super) fn good(item: impl Into<String>, detail: impl Into<String>) -> Finding {
+        Finding { item: item.into(), status: FindingStatus::Good, detail: detail.into() }
     }
 
-    pub(super) fn advice(what: impl Into<String>, says: impl Into<String>) -> Finding {
-        Finding { what: what.into(), standing: Standing::Advice, says: says.into() }
+    pub(super) fn advice(item: impl Into<String>, detail: impl Into<String>) -> Finding {
+        Finding { item: item.into(), status: FindingStatus::Advice, detail: detail.into() }
     }
 
-    pub(super) fn absent(what: impl Into<String>, says: impl Into<String>) -> Finding {
-        Finding { what: what.into(), standing: Standing::Absent, says: says.into() }
+    pub(super) fn absent(item: impl Into<String>, detail: impl Into<String>) -> Finding {
+        Finding { item: item.into(), status: FindingStatus::Absent, detail: detail.into() }
     }
 }
 
@@ -70,17 +70,17 @@ impl fmt::Display for Report {
         for section in &self.sections {
             writeln!(f, "{}", section.title)?;
             for finding in &section.findings {
-                let mark = match finding.standing {
-                    Standing::Good => "  ok ",
-                    Standing::Advice => "  !  ",
-                    Standing::Absent => "  -  ",
+                let mark = match finding.status {
+                    FindingStatus::Good => "  ok ",
+                    FindingStatus::Advice => "  !  ",
+                    FindingStatus::Absent => "  -  ",
                 };
-                writeln!(f, "{mark}{:<16} {}", finding.what, finding.says)?;
+                writeln!(f, "{mark}{:<16} {}", finding.item, finding.detail)?;
             }
             writeln!(f)?;
         }
         for probe in &self.probes {
-            writeln!(f, "measured: {}", probe.way)?;
+            writeln!(f, "measured: {}", probe.transport)?;
             writeln!(f, "     {}", probe.conditions)?;
             writeln!(
                 f,
@@ -122,14 +122,14 @@ mod tests {
                 title: "host",
                 findings: vec![Finding::good("cores", "2"), Finding::absent("hugepages", "none")],
             }],
-            probes: vec![Probe { way: "shm".into(), conditions: "idle".into(), points }],
+            probes: vec![Probe { transport: "shm".into(), conditions: "idle".into(), points }],
         };
         let text = report.to_string();
         assert!(text.contains("  ok cores            2\n"), "{text}");
         assert!(text.contains("  -  hugepages        none\n"), "{text}");
         assert!(text.contains("4096            1     0.500       8.0       9.0"), "{text}");
         let json = serde_json::to_value(&report).unwrap();
-        assert_eq!(json["sections"][0]["findings"][1]["standing"], "absent");
+        assert_eq!(json["sections"][0]["findings"][1]["status"], "absent");
         assert_eq!(json["probes"][0]["points"][0]["p50_us"], 8.0);
     }
 }

@@ -19,7 +19,7 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RunDirError {
-    #[error("cannot use the run directory {}: {source}", path.display())]
+    #[error("cannot use the run directory {}: {source}; choose another one with --run-dir", path.display())]
     Unusable { path: PathBuf, source: std::io::Error },
     #[error("another cluster uses the run directory {}; choose another one with --run-dir", path.display())]
     InUse { path: PathBuf },

@@ -27,9 +27,9 @@ pub(super) fn list(decisions: &[Value]) -> String {
 fn row(one: &Value, latest: u64) -> Vec<String> {
     let at = one["at_unix_ms"].as_u64().unwrap_or(latest);
     let refused = one["refused"].as_str();
-    let why = refused.or(one["cache"].as_str()).or(one["reason"].as_str()).unwrap_or("");
-    let passed_to = &one["passed_to"];
-    let prefill = if passed_to.is_string() { passed_to } else { &one["prefill"] };
+    let why = refused.or(one["cache_summary"].as_str()).or(one["reason"].as_str()).unwrap_or("");
+    let forwarded_to = &one["forwarded_to"];
+    let prefill = if forwarded_to.is_string() { forwarded_to } else { &one["prefill"] };
     vec![
         format!("{:.1}s", latest.saturating_sub(at) as f64 / 1e3),
         word(&one["request_id"]),
@@ -60,9 +60,9 @@ pub(super) fn whole(decisions: &[Value]) -> String {
             // The text ends with it.
             Some(_) if decision["text"].is_string() => {}
             Some(why) => text += &format!("refused: {}\n", plain(why)),
-            None if decision["passed_on"].is_object() => {}
+            None if decision["backend_choice"].is_object() => {}
             None => {
-                let cache = decision["placement"]["cache"].as_str().unwrap_or_default();
+                let cache = decision["placement"]["cache_summary"].as_str().unwrap_or_default();
                 text += &format!("cache: {}\n", plain(cache));
             }
         }
@@ -71,7 +71,7 @@ pub(super) fn whole(decisions: &[Value]) -> String {
         }
         let came = &decision["outcome"];
         text += &format!("outcome: {}", plain(&outcome(decision)));
-        if let Some(after) = came["after_ms"].as_u64() {
+        if let Some(after) = came["duration_ms"].as_u64() {
             text += &format!(" after {after} ms");
         }
         if let Some(ttft) = decision["ttft_ms"].as_f64() {
@@ -99,8 +99,8 @@ fn outcome(one: &Value) -> String {
     if one["refused"].is_string() {
         return "refused".to_owned();
     }
-    let how = if one["is_plan"] == true { "planned" } else { "running" };
-    one["outcome"]["how"].as_str().unwrap_or(how).to_owned()
+    let how = if one["is_schedule_only"] == true { "scheduled" } else { "running" };
+    one["outcome"]["result"].as_str().unwrap_or(how).to_owned()
 }
 
 fn word(value: &Value) -> String {
@@ -125,8 +125,8 @@ mod tests {
     fn a_decision_says_why_and_what_came_of_it() {
         let decision = json!({
             "at_unix_ms": 5, "request_id": "abc", "model": "m", "prompt_tokens": 130, "ttft_ms": 12.5,
-            "outcome": {"how": "ok", "after_ms": 40, "cached_tokens": 64, "generated_tokens": 7, "tbt_us": 2_500},
-            "placement": {"cache": "1 blocks are reused", "predicted_ttft_us": 11_000, "predicted_tbt_us": 2_400},
+            "outcome": {"result": "ok", "duration_ms": 40, "cached_tokens": 64, "generated_tokens": 7, "tbt_us": 2_500},
+            "placement": {"cache_summary": "1 blocks are reused", "predicted_ttft_us": 11_000, "predicted_tbt_us": 2_400},
             "text": "prompt of 130 tokens\nsplit p -> d",
         });
         assert_eq!(
@@ -150,18 +150,19 @@ mod tests {
             "request x: 1 tokens for m\n  prefill p@n: no room\n  refused: no room\noutcome: refused\n"
         );
         let passed = json!({
-            "request_id": "x", "model": "m", "prompt_tokens": 9, "passed_on": {},
-            "text": "passed on to http://a: reason", "outcome": {"how": "ok", "after_ms": 3},
+            "request_id": "x", "model": "m", "prompt_tokens": 9, "backend_choice": {},
+            "text": "passed on to http://a: reason", "outcome": {"result": "ok", "duration_ms": 3},
         });
         assert_eq!(
             whole(&[passed]),
             "request x: 9 tokens for m\n  passed on to http://a: reason\noutcome: ok after 3 ms\n"
         );
-        let passed = json!({"request_id": "x", "passed_to": "http://a", "reason": "for its key"});
+        let passed =
+            json!({"request_id": "x", "forwarded_to": "http://a", "reason": "for its key"});
         let line = list(&[passed]);
         assert!(line.contains("http://a") && line.contains("for its key"), "{line}");
-        let plan = json!({"request_id": "x", "is_plan": true, "text": "split p -> d"});
-        assert!(whole(&[plan]).ends_with("outcome: planned\n"));
+        let plan = json!({"request_id": "x", "is_schedule_only": true, "text": "split p -> d"});
+        assert!(whole(&[plan]).ends_with("outcome: scheduled\n"));
         let ephemeral = json!({
             "request_id": "x", "model": "m", "prompt_tokens": 7, "cache_class": "ephemeral",
         });

@@ -31,7 +31,7 @@ const BACKENDS_HEAD: [(&str, Align); 4] = [
 pub(super) fn text(state: &Value) -> String {
     let recent = &state["recent"];
     let ready = if state["ready"] == true { "ready" } else { "NOT READY" };
-    let window = match recent["cut_short"] == true {
+    let window = match recent["truncated"] == true {
         true => "latest decisions".to_owned(),
         false => format!("last {} s", number(&recent["window_ms"], 1e3, 0)),
     };
@@ -42,17 +42,17 @@ pub(super) fn text(state: &Value) -> String {
         "kvasir {}, up {} s, {ready}, {} answers in flight, {} queued, {} blocks in the index ({} MiB)\n\
          {window}: {} requests, {} refused, {} failed, {} of prompt tokens cached, TTFT p50 {} ms, p99 {} ms\n{}\n{}{}",
         state["version"].as_str().unwrap_or("?"),
-        number(&state["up_s"], 1.0, 0),
-        number(&state["answers_in_flight"], 1.0, 0),
-        number(&state["answers_waiting"], 1.0, 0),
+        number(&state["uptime_seconds"], 1.0, 0),
+        number(&state["choices_in_flight"], 1.0, 0),
+        number(&state["choices_queued"], 1.0, 0),
         number(&state["cluster"]["index_entries"], 1.0, 0),
         number(&state["cluster"]["index_bytes"], 1024.0 * 1024.0, 1),
         number(&recent["requests"], 1.0, 0),
         number(&recent["refused"], 1.0, 0),
         number(&recent["failed"], 1.0, 0),
         ratio(&recent["hit_ratio"]),
-        number(&recent["ttft_ms_p50"], 1.0, 1),
-        number(&recent["ttft_ms_p99"], 1.0, 1),
+        number(&recent["ttft_p50_ms"], 1.0, 1),
+        number(&recent["ttft_p99_ms"], 1.0, 1),
         balance(&state["cluster"]["balance"]),
         nodes(&state["cluster"]["nodes"]),
         backends(&state["backends"]),
@@ -66,12 +66,12 @@ fn balance(models: &Value) -> String {
         format!(
             "{}: {} prefill engines, {} decode, {} both; recommended {}, {}, {}; load {} and {}\n",
             plain(one["model"].as_str().unwrap_or("?")),
-            count("prefills"),
-            count("decodes"),
-            count("both"),
-            count("prefills_recommended"),
-            count("decodes_recommended"),
-            count("both_recommended"),
+            count("prefill_instances"),
+            count("decode_instances"),
+            count("both_instances"),
+            count("prefill_instances_recommended"),
+            count("decode_instances_recommended"),
+            count("both_instances_recommended"),
             number(&one["prefill_load"], 1.0, 2),
             number(&one["decode_load"], 1.0, 2),
         )
@@ -94,7 +94,7 @@ fn backends(backends: &Value) -> String {
         vec![
             said(&one["url"]),
             said(&one["model"]),
-            number(&one["in_flight"], 1.0, 0),
+            number(&one["running_requests"], 1.0, 0),
             state.to_owned(),
         ]
     };
@@ -127,15 +127,15 @@ fn row(node: &Value, engine: &Value) -> Vec<String> {
         () if node["connected"] != true => "disconnected",
         () if !has => "no engine",
         () if engine["draining"] == true => "draining",
-        () if engine["avoided"] == true => "failed recently",
+        () if engine["healthy"] == false => "unhealthy",
         () => "serving",
     };
     vec![
         said(if node["node"].is_string() { &node["node"] } else { &node["address"] }),
         said(&engine["instance"]),
         said(&engine["role"]),
-        of(&engine["running"], &engine["running_max"]),
-        number(&engine["waiting"], 1.0, 0),
+        of(&engine["running_requests"], &engine["running_requests_max"]),
+        number(&engine["waiting_requests"], 1.0, 0),
         match has {
             true => number(&engine["queue_us"], 1e3, 1) + "ms",
             false => "-".to_owned(),
@@ -155,8 +155,11 @@ fn disk(ssd: &Value) -> String {
     if ssd.is_null() {
         return "-".to_owned();
     }
-    let room =
-        format!("{}/{}GiB", number(&ssd["bytes"], GIB, 1), number(&ssd["bytes_max"], GIB, 1));
+    let room = format!(
+        "{}/{}GiB",
+        number(&ssd["used_bytes"], GIB, 1),
+        number(&ssd["capacity_bytes"], GIB, 1)
+    );
     match ssd["usable"] == true {
         true => room,
         false => format!("{room}, {}", ssd["state"].as_str().unwrap_or("unusable")),
@@ -177,23 +180,23 @@ mod tests {
     #[test]
     fn every_node_has_a_line_and_says_what_is_wrong_with_it() {
         let engine = json!({
-            "instance": "e", "role": "decode", "running": 2, "running_max": 8, "waiting": 1,
+            "instance": "e", "role": "decode", "running_requests": 2, "running_requests_max": 8, "waiting_requests": 1,
             "queue_us": 1_500, "slots_total": 64, "slots_available": 60, "draining": true,
         });
         let state = json!({
             "version": "1", "ready": false, "recent": {"hit_ratio": 0.5, "window_ms": 60_000},
             "cluster": {"balance": [
-                {"model": "m", "prefills": 1, "decodes": 2, "both": 0, "prefills_recommended": 2,
-                 "decodes_recommended": 2, "both_recommended": 0, "prefill_load": 1.25, "decode_load": 0.5},
+                {"model": "m", "prefill_instances": 1, "decode_instances": 2, "both_instances": 0, "prefill_instances_recommended": 2,
+                 "decode_instances_recommended": 2, "both_instances_recommended": 0, "prefill_load": 1.25, "decode_load": 0.5},
             ], "nodes": [
                 {"address": "a:1", "connected": false, "instances": []},
                 {"address": "b:1", "node": "b", "connected": true, "slots_free": 3, "blocks": 9,
                  "tiers": {"vram": 123, "dram": 456, "ssd": 789}, "instances": [engine],
-                 "ssd": {"usable": false, "state": "full", "bytes": 0, "bytes_max": 1u64 << 30}},
+                 "ssd": {"usable": false, "state": "full", "used_bytes": 0, "capacity_bytes": 1u64 << 30}},
             ]},
             "backends": [
-                {"url": "http://c:1", "model": "other", "healthy": true, "in_flight": 7},
-                {"url": "http://d:1", "model": "other", "healthy": false, "in_flight": 0},
+                {"url": "http://c:1", "model": "other", "healthy": true, "running_requests": 7},
+                {"url": "http://d:1", "model": "other", "healthy": false, "running_requests": 0},
             ],
         });
         let text = text(&state);

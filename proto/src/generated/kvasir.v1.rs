@@ -111,6 +111,14 @@ pub struct InstanceLoad {
     #[prost(uint64, tag = "4")]
     pub computed_prompt_tokens: u64,
 }
+/// One side of a transaction on one node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TxShare {
+    #[prost(message, optional, tag = "1")]
+    pub tx: ::core::option::Option<TxId>,
+    #[prost(enumeration = "Side", tag = "2")]
+    pub side: i32,
+}
 /// The part of a node in a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -239,7 +247,7 @@ pub struct NodeDescription {
     pub draining: bool,
     /// Time at which the loads were read, in milliseconds since the Unix epoch.
     #[prost(uint64, tag = "10")]
-    pub load_at_unix_ms: u64,
+    pub load_read_unix_ms: u64,
     /// Slots that can be allocated now: free plus evictable.
     #[prost(uint32, tag = "11")]
     pub slots_available: u32,
@@ -317,7 +325,7 @@ pub struct TxAllocateRequest {
     /// Prefill side: blocks that only the SSD holds are fetched or recomputed instead of
     /// promoted, because that is predicted to be faster.
     #[prost(bool, tag = "12")]
-    pub leave_ssd: bool,
+    pub skip_promotion: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TxAllocateReply {
@@ -420,13 +428,6 @@ pub struct RenewRequest {
     pub shares: ::prost::alloc::vec::Vec<TxShare>,
     #[prost(uint64, tag = "2")]
     pub lease_ms: u64,
-}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct TxShare {
-    #[prost(message, optional, tag = "1")]
-    pub tx: ::core::option::Option<TxId>,
-    #[prost(enumeration = "Side", tag = "2")]
-    pub side: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RenewReply {
@@ -602,7 +603,7 @@ pub struct PersistContextRequest {
     pub created_unix_ms: u64,
     /// Persist all of `keys` or nothing: NOT_FOUND unless this node holds all of them.
     #[prost(bool, tag = "9")]
-    pub whole: bool,
+    pub require_all_blocks: bool,
     /// Number of nodes with an SSD on which the context is to be durable, including this one:
     /// 1 to 8; 0 counts as 1. The call returns when all of them have it. A replica that is
     /// lost later is replaced. UNAVAILABLE if the replicas are not complete in time: this
@@ -703,7 +704,7 @@ pub struct PrefetchRequest {
 pub struct PrefetchReply {
     /// Leading blocks in DRAM.
     #[prost(uint32, tag = "1")]
-    pub memory_blocks: u32,
+    pub dram_blocks: u32,
     /// Blocks after them that are being promoted.
     #[prost(uint32, tag = "2")]
     pub promoting_blocks: u32,
@@ -2272,7 +2273,7 @@ pub struct SsdCopy {
     pub block_class: i32,
     /// A hash of the tenant's name. This field and the next one are set for contexts only.
     #[prost(fixed64, tag = "2")]
-    pub tenant: u64,
+    pub tenant_hash: u64,
     #[prost(uint64, tag = "3")]
     pub expires_unix_ms: u64,
     /// Size of the extent; not set in lists.
@@ -2435,7 +2436,7 @@ pub struct DrainStatus {
     #[prost(uint32, tag = "8")]
     pub hot_chains_failed: u32,
     #[prost(uint32, tag = "9")]
-    pub copies: u32,
+    pub copies_in_flight: u32,
     /// The reason why a chain cannot be copied at present; empty if there is none.
     #[prost(string, tag = "10")]
     pub waiting_for: ::prost::alloc::string::String,
@@ -3651,7 +3652,7 @@ pub struct GetBlocks {
     /// The engine will not look up these keys again, so the node promotes nothing from the
     /// SSD for it.
     #[prost(bool, tag = "3")]
-    pub memory_only: bool,
+    pub skip_promotion: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GotBlocks {
@@ -3750,14 +3751,7 @@ pub struct PagesFilled {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct KeepAlive {
     #[prost(message, repeated, tag = "1")]
-    pub shares: ::prost::alloc::vec::Vec<TxShareRef>,
-}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct TxShareRef {
-    #[prost(message, optional, tag = "1")]
-    pub tx: ::core::option::Option<TxId>,
-    #[prost(enumeration = "Side", tag = "2")]
-    pub side: i32,
+    pub shares: ::prost::alloc::vec::Vec<TxShare>,
 }
 /// The share has ended (aborted, lease expired, peer lost): the engine must stop writing at
 /// once and answer with Release.
@@ -4861,7 +4855,7 @@ pub struct GenerateRequest {
     /// prompts then overtake it, also between two steps, but no prompt overtakes one with an
     /// earlier resulting time.
     #[prost(uint64, tag = "7")]
-    pub rank_delay_us: u64,
+    pub priority_delay_us: u64,
     /// Blocks of the prompt's prefix that stay on other nodes: the engine sends queries to
     /// them. They are listed in the order of the prompt without gaps, and at least one token
     /// of the prompt follows. Earlier blocks are cached on the engine's own node; if its
@@ -5012,7 +5006,7 @@ pub struct Finished {
     #[prost(string, tag = "2")]
     pub text: ::prost::alloc::string::String,
     #[prost(uint32, tag = "3")]
-    pub prompt_tokens_computed: u32,
+    pub computed_prompt_tokens: u32,
     #[prost(uint32, tag = "4")]
     pub generated_tokens: u32,
     /// The stop string that ended the answer, if one did.
@@ -5036,7 +5030,7 @@ pub struct Finished {
     /// The engine opened a new connection to a holder, or waited for one. The next request
     /// opens its routes faster.
     #[prost(bool, tag = "11")]
-    pub route_opening_first: bool,
+    pub route_connection_opened: bool,
     /// The same for layers of steps that computed the prompt, if its tokens follow all routed
     /// blocks and no other request sent queries in the same step; and the number of tokens
     /// that sent queries in each such layer.
@@ -5856,7 +5850,7 @@ pub struct OpenRouteReply {
     /// Identifies the namespace, the slots and their generations. A query with another value
     /// is refused.
     #[prost(fixed64, tag = "2")]
-    pub pins: u64,
+    pub pins_digest: u64,
     /// Leading blocks of the share's keys that the node holds.
     #[prost(uint32, tag = "3")]
     pub blocks: u32,

@@ -11,7 +11,9 @@ use crate::control::ControlError;
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// No process answers at this address (yet): try again later.
-    #[error("no store node answers at {path}: {reason}")]
+    #[error(
+        "no store node answers at {path}: {reason}; check that the node runs and that both use the same `attach_dir`"
+    )]
     Unreachable { path: PathBuf, reason: String },
     /// The node refused the attach with this reason. Attach again only after a change of the configuration.
     #[error("the store node refused the attach: {0}")]
@@ -20,7 +22,7 @@ pub enum AttachError {
     #[error("the store node stopped or detached this engine; attach again")]
     Lost,
     /// The node has not taken messages for 50 ms: it is overloaded or stuck.
-    #[error("the ring to the store node is full")]
+    #[error("the ring to the store node is full: the node is overloaded or stuck")]
     Full,
     /// Longer than a ring takes: split it.
     #[error(

@@ -92,7 +92,7 @@ pub enum Holder {
 /// Why an administrator's pin was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AdminPinError {
-    #[error("this node does not hold the block")]
+    #[error("this node does not hold the block; ask a node that holds it")]
     NotHere,
     #[error(
         "the block is only on the SSD, where blocks cannot be pinned: persist it as a context \
@@ -101,7 +101,9 @@ pub enum AdminPinError {
     OnSsdOnly,
     #[error("the time of a pin must be from 1 ms to {PIN_MS_MAX} ms")]
     BadTime,
-    #[error("administrators' pins would hold {wanted} blocks, but this node allows {most}")]
+    #[error(
+        "administrators' pins would hold {wanted} blocks, but this node allows {most}; remove a pin first"
+    )]
     TooMany { wanted: u32, most: u32 },
 }
 

@@ -165,9 +165,9 @@ pub enum AllocateError {
     #[error("{wanted} slots are needed, but {available} are available")]
     NoSpace { available: u32, wanted: u32 },
     /// No use to try again here.
-    #[error("{wanted} slots are needed, but this node has {slots}")]
+    #[error("{wanted} slots are needed, but this node has {slots}; raise `dram_bytes`")]
     TooLarge { wanted: u32, slots: u32 },
-    #[error("{0} shares are open, the maximum of this node")]
+    #[error("{0} shares are open, the maximum of this node; try again later")]
     TooManyShares(usize),
     /// The share was aborted (before or after it was allocated).
     #[error("the share was already aborted")]
@@ -486,7 +486,9 @@ pub struct ContextName {
 /// Why nothing is kept, or not for longer or shorter than before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeepError {
-    #[error("this node has neither a usable SSD nor an object store")]
+    #[error(
+        "this node has neither a usable SSD nor an object store; set `ssd.dir` or `object_store.url`"
+    )]
     NoSsd,
     /// Another node may.
     #[error("the node is draining")]
@@ -502,7 +504,9 @@ pub enum KeepError {
     OverQuota { wanted_bytes: u64, taken_bytes: u64, tenant_bytes_max: u64 },
     #[error("another request is persisting a block of the chain; try again later")]
     Busy,
-    #[error("the persisted contexts leave no space on the SSD")]
+    #[error(
+        "the persisted contexts leave no space on the SSD; delete a context or raise `ssd.capacity_bytes`"
+    )]
     NoRoom,
     #[error("the tenant has no such context on this node")]
     NoContext,
@@ -534,13 +538,13 @@ pub struct Prefetched {
 /// Why a hint was not followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PrefetchError {
-    #[error("this node has no usable SSD")]
+    #[error("this node has no usable SSD; check `ssd.dir`")]
     NoSsd,
     #[error("the node is draining")]
     Draining,
-    #[error("{0} chains are already being prefetched")]
+    #[error("this node already prefetches {0} chains, the maximum; try again later")]
     TooMany(usize),
-    #[error("no slots are available for a prefetch")]
+    #[error("this node has no slots available for a prefetch; try again later")]
     NoRoom,
 }
 
@@ -555,7 +559,7 @@ pub enum GetError {
 
 /// Another layout cannot be taken while anything is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{shares} shares and {pins} pins are open")]
+#[error("the node cannot change its block layout while {shares} shares and {pins} pins are open")]
 pub struct Busy {
     pub shares: u32,
     pub pins: u32,

@@ -112,13 +112,13 @@ pub struct CopyPlan {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CopyError {
     /// The other node does not answer, or was lost on the way.
-    #[error("{peer} does not answer: {why}")]
+    #[error("the target node {peer} does not answer: {why}")]
     PeerLost { peer: Peer, why: String },
     /// It has no room now.
-    #[error("{peer} has no room: {why}")]
+    #[error("the target node {peer} has no room: {why}")]
     NoRoom { peer: Peer, why: String },
     /// It is there and said no.
-    #[error("{peer} refused the copy: {why}")]
+    #[error("the target node {peer} refused the copy: {why}")]
     Refused { peer: Peer, why: String },
     /// Not all of the chain could be sent from here.
     #[error("this node cannot send all blocks: {0}")]
@@ -140,7 +140,7 @@ impl CopyError {
 /// Why a copy that somebody asked for is not even tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeReplicaError {
-    #[error("this node does not hold the first block")]
+    #[error("this node does not hold the first block; ask a node that holds it")]
     NotHere,
     #[error("{0} copies are already queued, the maximum of this node; try again later")]
     TooMany(usize),

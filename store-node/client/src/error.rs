@@ -16,7 +16,7 @@ pub enum Error {
     #[error("the store node stopped or expelled this client; open a new client")]
     Lost,
     /// There is no room: release objects, or try again later.
-    #[error("no room: {0}")]
+    #[error("the store node has no room: {0}")]
     NoSpace(String),
     /// The node is draining: use another one.
     #[error("{0}")]

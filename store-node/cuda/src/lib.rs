@@ -42,6 +42,6 @@ pub enum DriverError {
     Failed { call: &'static str, code: i32, says: String },
     #[error("GPU {index} does not exist: this host has {count} GPUs")]
     NoSuchDevice { index: usize, count: usize },
-    #[error("no GPU of this host has the UUID {uuid}")]
+    #[error("no GPU of this host has the UUID {uuid}; check that the process may use the GPU")]
     NoSuchUuid { uuid: String },
 }

@@ -67,7 +67,8 @@ fn what_is_not_there_is_said() {
     let second = &asked.devices[1];
     assert_eq!((&*second.name, second.dma_buf, second.peer_memory), ("files 41", true, false));
     let none = Device::of_uuid(emulated.driver, [0xab; 16]).expect_err("no GPU").to_string();
-    assert_eq!(none, format!("no GPU of this host has the UUID {}", "ab".repeat(16)));
+    let want = format!("no GPU of this host has the UUID {};", "ab".repeat(16));
+    assert!(none.starts_with(&want), "{none}");
     let device = Device::open(emulated.driver, 0).expect("a GPU");
     let refused = SharedAllocation::open(&device, IpcHandle([0; 64])).expect_err("no handle");
     let said = refused.to_string();

@@ -60,7 +60,7 @@ pub enum DiskError {
     #[error("the disk is full")]
     NoSpace,
     /// The number is the system's.
-    #[error("the disk failed with error {0}")]
+    #[error("the disk failed with error number {0}")]
     Io(i32),
     /// Fewer bytes were moved than were asked for.
     #[error("the disk transferred fewer bytes than requested")]

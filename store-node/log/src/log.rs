@@ -31,7 +31,7 @@ const SYNC_TOGETHER: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AppendError {
     /// Cleaning frees no segment now: remove blocks first.
-    #[error("no segment of the log is free")]
+    #[error("the SSD log has no free segment")]
     Full,
     /// Each removal takes a page for as long as a segment that could not be read may have what was removed.
     #[error("too many removals are pending for a part of the disk that was unreadable at startup")]

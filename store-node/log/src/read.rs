@@ -12,13 +12,13 @@ use crate::log::{Log, Operation, Output};
 /// Why a read gave nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    #[error("there is no such block")]
+    #[error("the SSD log has no such block")]
     Missing,
     /// The bytes are not those that were written. The extent is forgotten.
-    #[error("the extent failed its checksum")]
+    #[error("the extent of the block on the SSD failed its checksum")]
     Rotten,
     /// It does not fit the place that was given for it.
-    #[error("the extent has another layout")]
+    #[error("the extent of the block on the SSD has another layout")]
     OtherSize,
     #[error(transparent)]
     Disk(DiskError),

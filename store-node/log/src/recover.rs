@@ -48,12 +48,14 @@ pub enum RecoverError {
     #[error(transparent)]
     Disk(#[from] DiskError),
     /// Try again later.
-    #[error("the disk does not answer")]
+    #[error("the disk does not answer; check the SSD and the kernel log")]
     Hangs,
     /// Something else is there, or both superblocks are rotten: nothing was changed.
     #[error("the file is not a Kvasir SSD log")]
     Foreign,
-    #[error("{bytes} bytes are too few for {SEGMENTS_MIN} segments of {segment_bytes} bytes")]
+    #[error(
+        "{bytes} bytes are too few for {SEGMENTS_MIN} segments of {segment_bytes} bytes; raise `ssd.capacity_bytes`"
+    )]
     TooSmall { bytes: u64, segment_bytes: u64 },
     /// The disk is good: use another index.
     #[error(transparent)]

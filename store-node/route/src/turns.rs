@@ -125,7 +125,9 @@ impl Drop for Drive {
         if let Some(sleeper) = self.sleeper.take()
             && sleeper.join().is_err()
         {
-            tracing::error!("the helper thread of a transfer engine for queries panicked");
+            tracing::error!(
+                "the helper thread of the transfer engine for queries panicked; restart the process"
+            );
         }
     }
 }

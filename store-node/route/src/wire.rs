@@ -269,9 +269,9 @@ impl Query {
 /// Bytes that are not what they must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    #[error("the message is truncated")]
+    #[error("the message about routed queries is truncated")]
     Short,
-    #[error("`{0}` is invalid")]
+    #[error("field `{0}` of the message about routed queries is invalid")]
     Field(&'static str),
 }
 

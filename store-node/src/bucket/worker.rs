@@ -353,7 +353,7 @@ impl Task {
             (Err(error), purpose) => {
                 tracing::error!(
                     %error, ?purpose,
-                    "the task of a request to the object store failed"
+                    "the store node failed to run a request to the object store"
                 );
                 let failure = Failure::Elsewhere("the task of the request failed".into());
                 match purpose {
@@ -473,7 +473,7 @@ impl Task {
             if !matches!(self.health, Health::Bad { .. }) {
                 tracing::warn!(
                     reason = why,
-                    "a request to the object store failed; checking it until it answers again"
+                    "a request of the store node to the object store failed; checking it until it answers again"
                 );
             }
             self.health = Health::Bad { why: why.clone() };
@@ -606,7 +606,7 @@ impl Bucket {
                 Ok(fold(&checksums))
             }
             Err(wrong) => {
-                tracing::warn!(%name, reason = %wrong, "deleting an invalid object");
+                tracing::warn!(%name, reason = %wrong, "the store node deletes an invalid object from the object store");
                 // It is a miss whether or not it can be deleted: then it is met again.
                 let _ = within(self.timeout, self.store.delete(&name)).await;
                 Err(Failure::Gone(wrong.to_string()))

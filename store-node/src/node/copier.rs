@@ -154,7 +154,7 @@ async fn look_at(peer: Peer, mut client: StoreNodeClient<Channel>, own: &Own) ->
     let node = match timeout(CALL, client.describe(v1::DescribeRequest {})).await {
         Ok(Ok(reply)) => reply.into_inner(),
         Ok(Err(status)) => {
-            tracing::debug!(%peer, %status, "a possible target of copies does not answer");
+            tracing::debug!(%peer, %status, "a possible target node of copies does not answer");
             return None;
         }
         Err(_) => return None,
@@ -184,7 +184,7 @@ async fn holds(
     let call = async {
         let reply = timeout(CALL, client?.holds_contexts(request.clone())).await.ok()?;
         let reply = reply.inspect_err(|status| {
-            tracing::debug!(%peer, %status, "cannot query the contexts of a node");
+            tracing::debug!(%peer, %status, "the store node cannot query the contexts of another node");
         });
         let v1::HoldsContextsReply { incarnation, holds } = reply.ok()?.into_inner();
         Some(HeldCopies { incarnation, holds })
@@ -364,7 +364,7 @@ impl Job {
         if let (Err(refused), Err(error)) = (ours, theirs) {
             tracing::debug!(
                 %tx, %refused, %error,
-                "cannot abort a copy; it ends when its leases expire"
+                "the store node cannot abort a copy; it ends when its leases expire"
             );
         }
     }
@@ -379,7 +379,7 @@ impl Job {
             created_unix_ms: kept.created_unix_ms.unwrap_or(0),
             replicas: kept.copies.into(),
             // A beginning of it would be another context, which nobody asked for.
-            whole: true,
+            require_all_blocks: true,
             ..v1::PersistContextRequest::default()
         };
         let mut client = self.client.clone();

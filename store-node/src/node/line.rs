@@ -60,9 +60,9 @@ pub(crate) enum LineError {
     Control(#[from] ControlError),
     #[error(transparent)]
     Process(#[from] ProcessError),
-    #[error("cannot pass descriptors")]
+    #[error("cannot pass file descriptors to the process")]
     Io(#[from] std::io::Error),
-    #[error("cannot identify the process")]
+    #[error("cannot identify the process at the other end of the socket")]
     Peer(#[from] rustix::io::Errno),
 }
 
@@ -149,7 +149,11 @@ impl Line {
                 Ok(()) => sent = true,
                 Err(PushError::Full) => break,
                 Err(PushError::TooLong { bytes, max }) => {
-                    tracing::error!(bytes, max, "a message is too long for the ring");
+                    tracing::error!(
+                        bytes,
+                        bytes_max = max,
+                        "the store node dropped a message that is too long for the ring"
+                    );
                 }
                 Err(error @ PushError::Corrupt(_)) => return Err(Broken(error.to_string())),
             }

@@ -141,7 +141,7 @@ impl Writers {
             engine.revoke(&session.tails, done()),
         ];
         if let Some(error) = submitted.into_iter().find_map(Result::err) {
-            tracing::warn!(writer = name, %error, "cannot begin to cut off a writer; retrying");
+            tracing::warn!(writer = name, %error, "the store node cannot begin to cut off a writer; retrying");
             self.writers.cut_done(name, round, false);
         }
     }
@@ -150,7 +150,7 @@ impl Writers {
     /// forgotten, and nothing of it can land any more.
     pub(crate) fn cut_done(&mut self, name: u64, round: CutRound, outcome: Outcome) -> bool {
         if let Err(error) = outcome {
-            tracing::error!(writer = name, %error, "cannot cut off a writer; retrying");
+            tracing::error!(writer = name, %error, "the store node cannot cut off a writer; retrying");
         }
         self.writers.cut_done(name, round, outcome.is_ok())
     }

@@ -252,7 +252,7 @@ impl Thread {
 }
 
 fn log_fault(fault: &CopyFault) {
-    tracing::error!(%fault, "a copy between a pool and the slots failed");
+    tracing::error!(error = %fault, "the store node cannot copy between an engine pool and the slots");
 }
 
 /// The runs of the slot that are copied, layer by layer, each with its place among all runs of a slot.

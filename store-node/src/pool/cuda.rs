@@ -78,7 +78,7 @@ impl Slots {
                 .inspect_err(|error| {
                     tracing::warn!(
                         %error,
-                        "cannot register the slots with the GPU's driver; copies are slower"
+                        "the store node cannot register the slots with the GPU's driver; copies are slower"
                     );
                 })
                 .ok();
@@ -190,7 +190,7 @@ impl CudaMemory {
             gpu = device.name(),
             bytes = described.bytes(),
             registered,
-            "opened a pool in GPU memory"
+            "the store node opened a pool in GPU memory"
         );
         Ok(CudaMemory { stream, allocations, _slots: Arc::clone(slots) })
     }

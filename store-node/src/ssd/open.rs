@@ -79,7 +79,7 @@ pub(crate) fn open_disk(config: &Ssd, slots: &Slots) -> Result<Opened, String> {
                 Ok(disk) if is_direct => (Box::new(disk), "io_uring with O_DIRECT"),
                 Ok(disk) => (Box::new(disk), "io_uring"),
                 Err((file, error)) => {
-                    tracing::warn!(%error, "io_uring is not available; using blocking calls for the SSD");
+                    tracing::warn!(%error, "io_uring is not available; the store node uses blocking calls for the SSD");
                     (plain(file), "blocking calls")
                 }
             }
@@ -133,7 +133,7 @@ pub(crate) fn open_index(dir: &Path) -> Box<dyn KeyIndex> {
     match SledIndex::open(&dir.join(INDEX_DIR)) {
         Ok(index) => Box::new(index),
         Err(error) => {
-            tracing::error!(%error, "cannot open the key index; keeping it in memory only");
+            tracing::error!(%error, "the store node cannot open the key index of the SSD; keeping the index in memory only");
             Box::new(MemoryIndex::default())
         }
     }
@@ -143,7 +143,7 @@ pub(crate) fn open_index(dir: &Path) -> Box<dyn KeyIndex> {
 pub(crate) fn drop_index(dir: &Path) {
     let index = dir.join(INDEX_DIR);
     if let Err(error) = std::fs::remove_dir_all(&index) {
-        tracing::warn!(%error, dir = %index.display(), "cannot remove the key index");
+        tracing::warn!(%error, dir = %index.display(), "the store node cannot remove the key index of the SSD");
     }
 }
 

@@ -32,7 +32,7 @@ impl SledIndex {
             Err(error) => {
                 tracing::warn!(
                     %error, dir = %dir.display(),
-                    "cannot open the key index; creating a new one"
+                    "the store node cannot open the key index of the SSD; creating a new one"
                 );
                 std::fs::remove_dir_all(dir).map_err(|error| IndexError(error.to_string()))?;
                 try_open(dir)

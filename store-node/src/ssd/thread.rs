@@ -220,7 +220,7 @@ impl Thread {
                 }
                 Err(why) => why,
             };
-            tracing::error!(reason = %why, "cannot use the SSD; retrying");
+            tracing::error!(reason = %why, "the store node cannot use the SSD; retrying");
             (self.report)(Report::Down { why });
             if self.refuse_for(RETRY_WAIT).is_err() {
                 return;
@@ -240,7 +240,7 @@ impl Thread {
         };
         let mut recovered = recover(&mut *disk, open_index(&dir), &options);
         if let Err(RecoverError::Index(error)) = &recovered {
-            tracing::warn!(%error, "the key index failed; discarding it");
+            tracing::warn!(%error, "the key index of the SSD failed; the store node discards it");
             drop_index(&dir);
             recovered = recover(&mut *disk, open_index(&dir), &options);
         }
@@ -251,13 +251,13 @@ impl Thread {
             other => other.to_string(),
         })?;
         tracing::info!(
-            dir = %dir.display(), how, blocks = found.blocks.len(), is_new = found.is_new,
-            scanned_segments = found.scanned_segments, ms = began.elapsed().as_millis() as u64,
-            "the SSD is ready"
+            dir = %dir.display(), disk_access = how, blocks = found.blocks.len(), is_new = found.is_new,
+            scanned_segments = found.scanned_segments, recovery_ms = began.elapsed().as_millis() as u64,
+            "the store node has opened the SSD"
         );
         if found.unreadable_segments > 0 {
             tracing::warn!(
-                dir = %dir.display(), segments = found.unreadable_segments,
+                dir = %dir.display(), unreadable_segments = found.unreadable_segments,
                 "some segments of the SSD cannot be read completely: some of their blocks are \
                  missing, and the segments stay unchanged until the next start"
             );

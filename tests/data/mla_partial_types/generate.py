@@ -9,7 +9,7 @@ rows:
     ckv      u8  [tokens, 656]: 512 values of e4m3, the scales of four groups of 128 in f32, little
              endian, then 64 rotated values in bf16; with q in bf16. A value is its e4m3 times its
              group's scale. Rows are drawn in float32 and quantised with scale = largest / 448 of
-             the group, and float64 starts from what was stored.
+             the group. The computation in float64 starts from the stored values.
 """
 import os
 import sys

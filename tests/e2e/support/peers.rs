@@ -117,7 +117,7 @@ impl Peer {
                 ..v1::SamplingParams::default()
             }),
             namespace: self.namespace.0.to_vec(),
-            rank_delay_us: 0,
+            priority_delay_us: 0,
             routed,
             chunks: Vec::new(),
         };

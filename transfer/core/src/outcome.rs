@@ -8,7 +8,7 @@ pub type Outcome = Result<(), WriteError>;
 pub enum WriteError {
     /// The receiver (or, in shared memory, the check under the receiver's table) said no. Nothing
     /// landed.
-    #[error("refused: {0}")]
+    #[error("the receiver refused the operation: {0}")]
     Refused(Refusal),
     /// The bytes did not have the checksum that was given. They may lie in the target, uncounted.
     #[error("the bytes failed their checksum")]
@@ -18,10 +18,10 @@ pub enum WriteError {
     #[error("the peer or the path to it is gone")]
     PeerGone,
     /// Not acknowledged in time. It may still land; draining its group waits for that.
-    #[error("the deadline was exceeded")]
+    #[error("the operation did not end before its deadline")]
     DeadlineExceeded,
     /// Taken back before it was issued in full, or the engine is stopping.
-    #[error("cancelled")]
+    #[error("the operation was cancelled")]
     Cancelled,
 }
 
@@ -34,10 +34,10 @@ pub enum Refusal {
     Revoked,
     #[error("the region belongs to an earlier incarnation")]
     StaleIncarnation,
-    #[error("outside the region")]
+    #[error("the access is outside the region")]
     OutOfBounds,
     /// Stands for "refused" where the reason is not passed on.
-    #[error("malformed")]
+    #[error("the operation is malformed")]
     Malformed,
     /// Only said by this side's own counters.
     #[error("the immediate is already expected")]

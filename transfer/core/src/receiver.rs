@@ -75,7 +75,7 @@ pub enum PathRefusal {
     StaleSession,
     #[error("the path's index was used before")]
     UsedIndex,
-    #[error("too many paths")]
+    #[error("the peer has too many paths")]
     TooMany,
 }
 

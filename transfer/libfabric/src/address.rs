@@ -28,7 +28,7 @@ pub enum InsertError {
     /// Remove peers, or open the vector for more.
     #[error("the address vector is full with {peers_max} peers")]
     Full { peers_max: usize },
-    #[error("the provider refused the peer's name")]
+    #[error("the libfabric provider refused the endpoint name of the peer")]
     Refused(#[source] Failure),
 }
 

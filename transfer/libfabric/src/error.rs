@@ -32,13 +32,15 @@ impl std::error::Error for Failure {}
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     /// Choose another provider, or ask for less.
-    #[error("the provider cannot do this")]
+    #[error("the libfabric provider does not support the call; choose another provider")]
     Unsupported(#[source] Failure),
     /// Close something, or raise a limit (locked memory, descriptors, the device's own).
     #[error("the system or the device has no resources left: close something or raise a limit")]
     Exhausted(#[source] Failure),
     /// A person must look: permissions, a device that is down, a wrong address.
-    #[error("the provider refused")]
+    #[error(
+        "the libfabric provider refused the call; check the device, its permissions and its address"
+    )]
     Refused(#[source] Failure),
 }
 
@@ -82,13 +84,15 @@ pub enum PostError {
     #[error("{bytes} bytes are more than the {bytes_max} that one such operation can carry")]
     TooLong { bytes: usize, bytes_max: usize },
     /// The region was registered without what this operation does to it.
-    #[error("the local region was not registered for this")]
+    #[error("the local region was not registered for this operation")]
     Access,
     /// Treat the peer as lost.
     #[error("cannot reach the peer")]
     PeerGone(#[source] Failure),
     /// A person must look.
-    #[error("the provider refused the operation")]
+    #[error(
+        "the libfabric provider refused the operation; set FI_LOG_LEVEL=warn to see its reason"
+    )]
     Refused(#[source] Failure),
 }
 
@@ -103,10 +107,10 @@ pub enum OperationError {
     #[error("the peer refused the access")]
     RemoteAccess(#[source] Failure),
     /// The message was longer than the buffer that received it.
-    #[error("the message was longer than the buffer")]
+    #[error("the message was longer than the receiver's buffer")]
     Truncated(#[source] Failure),
     /// Anything else; the text says what.
-    #[error("the operation failed")]
+    #[error("the libfabric operation failed")]
     Other(#[source] Failure),
 }
 

@@ -159,7 +159,7 @@ impl Memories {
                     let (bytes, error) = (memory.len(), error.sentence());
                     tracing::warn!(
                         %engine, nic = %card, bytes, error,
-                        "cannot register a region with a NIC"
+                        "the transfer engine cannot register a region with a NIC"
                     );
                 }
             }

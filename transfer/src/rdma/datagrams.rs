@@ -133,7 +133,7 @@ impl Datagrams {
         }]);
         match posted {
             Ok(()) => drop(self.free_sends.pop()),
-            Err(error) => tracing::debug!(%error, "cannot send a datagram"),
+            Err(error) => tracing::debug!(%error, "the transfer engine cannot send a datagram"),
         }
     }
 
@@ -153,7 +153,7 @@ impl Datagrams {
                 let at = slot as usize * SLOT_BYTES + UD_HEADER_BYTES;
                 let said = self.buffer.read(at, bytes).ok().filter(|_| completion.is_success());
                 if let Err(error) = self.receive(slot) {
-                    tracing::debug!(%error, "cannot post a receive for datagrams again");
+                    tracing::debug!(%error, "the transfer engine cannot post a receive for datagrams again");
                 }
                 Some((completion.source_qp(), said?))
             }

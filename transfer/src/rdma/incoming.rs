@@ -83,7 +83,7 @@ impl RdmaIn {
                     engine = %hub.shared.config.name,
                     peer = format_args!("{:016x}", newcomer.peer.incarnation),
                     error,
-                    "cannot create the local end of a peer's connection"
+                    "the transfer engine cannot create its end of a peer's RDMA connection"
                 );
                 return decline(control, &HelloReply::declining(Admission::NoCard, 0));
             }
@@ -347,7 +347,9 @@ impl Draining {
             return false;
         }
         if is_late {
-            tracing::warn!("a pipe does not drain; destroying it");
+            tracing::warn!(
+                "the RDMA connection from a peer does not drain; the transfer engine destroys it"
+            );
         }
         rdma.discard(pipe);
         self.over.store(true, atomic::Ordering::Release);

@@ -76,7 +76,9 @@ impl Drop for Janitor {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread that ends registrations panicked");
+            tracing::error!(
+                "the transfer engine's thread that ends memory registrations panicked; restart the process"
+            );
         }
     }
 }

@@ -280,7 +280,7 @@ impl Rdma {
     /// Every pipe fails, and no other is made.
     fn fail(&mut self, error: &CardError) {
         let domain = self.domain.label();
-        tracing::error!(transport = domain, nic = self.name, %error, "a NIC failed");
+        tracing::error!(transport = domain, nic = self.name, %error, "a NIC of the transfer engine failed; its connections end");
         self.is_dead = true;
         for events in self.pipes.values_mut() {
             let failure = nic::Failure::Broken;

@@ -674,7 +674,7 @@ impl RdmaOut {
             last.is_told = true;
             any = true;
             if let Err(error) = rdma.post(self.pipe, lane, &chain) {
-                tracing::warn!(engine = %hub.shared.config.name, %error, "a pipe failed");
+                tracing::warn!(engine = %hub.shared.config.name, %error, "the transfer engine cannot post writes on an RDMA connection; the connection ends");
                 return Err(LinkEnd::Lost);
             }
         }

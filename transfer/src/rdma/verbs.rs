@@ -145,7 +145,7 @@ fn open_one(
         },
         ..ConnectOptions::default()
     };
-    tracing::info!(device = context.name(), gid = %path.gid, "opened an RDMA device");
+    tracing::info!(device = context.name(), gid = %path.gid, "the transfer engine opened an RDMA device");
     let card = VerbsCard {
         bounds: Bounds {
             lanes: 1 + config.write_queue_pairs,
@@ -425,7 +425,7 @@ impl VerbsCard {
                 let Some(of) = self.pipes.get_mut(&pipe) else { return };
                 let is_target = of.messages.is_some();
                 if let Err(error) = of.connect(&lanes, &self.connect) {
-                    tracing::warn!(%error, "a handshake by datagrams failed");
+                    tracing::warn!(%error, "the handshake of a new RDMA connection failed");
                     let failure = Failure::Broken;
                     events.push((pipe, Event::Failed { lane: MESSAGES, tag: None, failure }));
                 } else if is_target {
@@ -458,7 +458,7 @@ impl VerbsCard {
             };
             // Its failure is told by what is flushed.
             if let Err(error) = posted {
-                tracing::debug!(%error, "cannot post receives to a queue pair");
+                tracing::debug!(%error, "the transfer engine cannot post receives to a queue pair");
             }
         }
         used.clear();
@@ -654,7 +654,7 @@ impl Card for VerbsCard {
         pipe.is_cut = true;
         for lane in &mut pipe.lanes {
             if let Err(error) = lane.cut_off() {
-                tracing::warn!(%error, "cannot cut off a queue pair; destroying it");
+                tracing::warn!(%error, "the transfer engine cannot cut off a queue pair; destroying it");
                 pipe.is_lost = true;
             }
         }
@@ -735,7 +735,11 @@ impl Card for VerbsCard {
                     return Err(CardError::new(format!("{event:?}")));
                 }
                 // Their pipes fail by what is flushed, or when retries are used up.
-                event => tracing::debug!(device = self.context.name(), ?event, "device event"),
+                event => tracing::debug!(
+                    device = self.context.name(),
+                    ?event,
+                    "an RDMA device reported an event"
+                ),
             }
         }
         Ok(())

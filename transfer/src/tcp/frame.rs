@@ -80,7 +80,7 @@ fn bare_header(kind: u8, bytes: usize) -> [u8; HEADER_BYTES] {
 
 /// Bytes that are no frame. The connection cannot be trusted any further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("malformed frame")]
+#[error("the peer sent a malformed frame")]
 pub(crate) struct Malformed;
 
 /// Everything a header can say; each kind uses a part of it.

@@ -304,7 +304,7 @@ impl Hub {
                     engine = %self.shared.config.name,
                     peer = format_args!("{incarnation:016x}"),
                     %refusal,
-                    "refused a connection"
+                    "the transfer engine refused a connection of a peer"
                 );
                 Err(HelloReply::declining(Admission::NoSuchPath, 0))
             }

@@ -286,7 +286,7 @@ impl Links {
             peer = format_args!("{incarnation:016x}"),
             transport = domain.label(),
             ?end,
-            "the connection of a writer ended"
+            "the connection from a peer that writes to this transfer engine ended"
         );
         let why = end.loss();
         let ended = Ended { incarnation, path, domain, tell, why };

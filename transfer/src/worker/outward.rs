@@ -250,7 +250,7 @@ impl Links {
         tracing::warn!(
             engine = %hub.shared.config.name,
             connections_max = hub.shared.config.connections_max,
-            "too many connections are in use; cannot connect to another peer"
+            "the transfer engine cannot connect to another peer: `connections_max` connections are in use"
         );
         self.session_lost(session, None, Loss::Unreachable, hub);
         false
@@ -604,7 +604,7 @@ impl Links {
             peer = format_args!("{incarnation:016x}"),
             transport = domain.map_or("none", Domain::label),
             reason = ?why,
-            "the session with a peer ended"
+            "the session of the transfer engine with a peer ended"
         );
         hub.calls.peer(PeerEvent::SessionLost { peer, incarnation, domain, why });
     }
@@ -660,7 +660,7 @@ fn open(
                     let engine = &hub.shared.config.name;
                     tracing::warn!(
                         %engine, error = error.sentence(),
-                        "cannot create a pipe to a peer"
+                        "the transfer engine cannot create an RDMA connection to a peer"
                     );
                     None
                 }

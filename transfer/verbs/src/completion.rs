@@ -36,7 +36,11 @@ impl Drop for ChannelInner {
         let answer = unsafe { (self.context.api().destroy_comp_channel)(self.channel.as_ptr()) };
         if answer != 0 {
             let device = self.context.name();
-            tracing::error!(device, code = answer, "cannot destroy a completion channel");
+            tracing::error!(
+                device,
+                errno = answer,
+                "the verbs library cannot destroy a completion channel"
+            );
         }
     }
 }
@@ -143,7 +147,11 @@ impl Drop for CqInner {
         let answer = unsafe { (self.context.api().destroy_cq)(self.cq.as_ptr()) };
         if answer != 0 {
             let device = self.context.name();
-            tracing::error!(device, code = answer, "cannot destroy a completion queue");
+            tracing::error!(
+                device,
+                errno = answer,
+                "the verbs library cannot destroy a completion queue"
+            );
         }
     }
 }

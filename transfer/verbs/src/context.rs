@@ -49,7 +49,7 @@ impl Drop for Inner {
         // SAFETY: everything made on the context held it, so nothing of that is left.
         let answer = unsafe { (self.api.close_device)(self.context.as_ptr()) };
         if answer != 0 {
-            tracing::error!(device = %self.name, code = answer, "cannot close an RDMA device");
+            tracing::error!(device = %self.name, errno = answer, "the verbs library cannot close an RDMA device");
         }
     }
 }

@@ -146,7 +146,12 @@ impl Drop for Queue {
         let answer = unsafe { (self.pd.context().api().destroy_qp)(self.qp.as_ptr()) };
         if answer != 0 {
             let (device, qp) = (self.pd.context().name(), self.number.get());
-            tracing::error!(device, qp, code = answer, "cannot destroy a queue pair");
+            tracing::error!(
+                device,
+                qp,
+                errno = answer,
+                "the verbs library cannot destroy a queue pair"
+            );
             return;
         }
         let Room { send, receive } = Room::of(&self.options);

@@ -45,7 +45,11 @@ impl Drop for Inner {
         let answer = unsafe { (self.context.api().dealloc_pd)(self.pd.as_ptr()) };
         if answer != 0 {
             let device = self.context.name();
-            tracing::error!(device, code = answer, "cannot free a protection domain");
+            tracing::error!(
+                device,
+                errno = answer,
+                "the verbs library cannot free a protection domain"
+            );
         }
     }
 }
@@ -257,7 +261,7 @@ impl Drop for MemoryRegion {
         let answer = self.deregister_now();
         if let Err(error) = answer {
             let device = self.holds.pd.context().name();
-            tracing::error!(device, %error, "cannot deregister memory; it stays allocated");
+            tracing::error!(device, %error, "the verbs library cannot deregister memory; it stays allocated");
             return;
         }
         // SAFETY: dropped here alone, and `self` is not used after.

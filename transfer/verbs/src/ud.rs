@@ -58,7 +58,11 @@ impl Drop for AddressHandle {
         let answer = unsafe { (self.pd.context().api().destroy_ah)(self.ah.as_ptr()) };
         if answer != 0 {
             let device = self.pd.context().name();
-            tracing::error!(device, code = answer, "cannot destroy an address handle");
+            tracing::error!(
+                device,
+                errno = answer,
+                "the verbs library cannot destroy an address handle"
+            );
         }
     }
 }

@@ -29,7 +29,10 @@ impl fmt::Display for Decision {
 impl fmt::Display for Price {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Price { way, once_us, step_us, total_us, moved_bytes, closed } = self;
-        write!(f, "{way}: once {once_us:.1} us, per step {step_us:.1} us, total {total_us:.1} us")?;
+        write!(
+            f,
+            "{way}: setup {once_us:.1} us, per step {step_us:.1} us, total {total_us:.1} us"
+        )?;
         write!(f, ", {moved_bytes} bytes")?;
         closed.map_or(Ok(()), |closed| write!(f, "; unavailable: {closed}"))
     }

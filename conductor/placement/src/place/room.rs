@@ -14,7 +14,7 @@ impl Planner<'_> {
         } else if !self.has_room(instance, slots) && !self.could_hold_idle(instance, slots) {
             Verdict::NoCapacity
         } else if instance.avoided() {
-            Verdict::Avoided
+            Verdict::Unhealthy
         } else if !self.has_room(instance, slots) {
             Verdict::CapacityUnknown
         } else {

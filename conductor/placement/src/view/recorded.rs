@@ -38,7 +38,7 @@ use crate::queue::{DecodeBookings, PrefillQueue, QueueParts};
 use crate::routing::{RoutePart, RoutedRows};
 
 /// The form in which decisions are written. Another one is refused, not guessed at.
-const FORM: u32 = 11;
+const FORM: u32 = 12;
 /// No time that is read back may be later than this, so that sums of times stay numbers: thirty years.
 const US_MAX: u64 = 1_000_000_000_000_000;
 /// Nor may any other number be larger.
@@ -49,10 +49,10 @@ const RUNNING_MAX: u32 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecordedDecision {
-    form: u32,
+    format_version: u32,
     inputs: Inputs,
     /// Every field of it and its value.
-    decided: BTreeMap<String, String>,
+    decision: BTreeMap<String, String>,
 }
 
 /// All that one decision reads.
@@ -116,7 +116,7 @@ struct RequestInputs {
     now_us: u64,
     may_route: bool,
     #[serde(default)]
-    is_endless: bool,
+    has_fixed_length: bool,
     /// What it says of its own place.
     #[serde(default)]
     instance: Option<String>,
@@ -132,7 +132,7 @@ struct RequestInputs {
 struct ChunkInputs {
     first_position: u32,
     blocks: u32,
-    held: Vec<(u32, u32)>,
+    cached_blocks: Vec<(u32, u32)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -217,13 +217,13 @@ pub enum RecordedError {
     Malformed(#[from] serde_json::Error),
     #[error("the decision has format {found}; this version reads format {FORM}")]
     Form { found: Value },
-    #[error("`{field}` is out of range")]
+    #[error("the recorded decision is invalid: `{field}` is out of range")]
     OutOfBounds { field: &'static str },
 }
 
 impl RecordedDecision {
     pub fn new(inputs: &Inputs, decided: Result<&Placement, &Refused>) -> RecordedDecision {
-        RecordedDecision { form: FORM, inputs: inputs.clone(), decided: fields(decided) }
+        RecordedDecision { format_version: FORM, inputs: inputs.clone(), decision: fields(decided) }
     }
 
     /// Reads what was written.
@@ -231,7 +231,7 @@ impl RecordedDecision {
     /// # Errors
     /// [`RecordedError`] when it is something else, of another form, or beyond all bounds.
     pub fn read(value: Value) -> Result<RecordedDecision, RecordedError> {
-        if let Some(found) = value.get("form").filter(|form| **form != FORM) {
+        if let Some(found) = value.get("format_version").filter(|form| **form != FORM) {
             return Err(RecordedError::Form { found: found.clone() });
         }
         let recorded: RecordedDecision = serde_json::from_value(value)?;
@@ -242,7 +242,7 @@ impl RecordedDecision {
     /// Takes the decision again, and says what is different. Nothing, where nothing has changed.
     pub fn replay(&self) -> Vec<Difference> {
         let again = self.inputs.decide();
-        let (recorded, replayed) = (&self.decided, fields(again.as_ref()));
+        let (recorded, replayed) = (&self.decision, fields(again.as_ref()));
         let mut names: Vec<&String> = recorded.keys().chain(replayed.keys()).collect();
         names.sort_unstable();
         names.dedup();
@@ -267,7 +267,7 @@ impl RecordedDecision {
 
     /// How many fields are compared.
     pub fn fields(&self) -> usize {
-        self.decided.len()
+        self.decision.len()
     }
 }
 
@@ -304,7 +304,11 @@ impl Inputs {
                 (matched.cached_blocks(node), matched.memory_blocks(node))
             };
             let (first_position, blocks) = (chunk.first_position, chunk.blocks);
-            ChunkInputs { first_position, blocks, held: of_hosts.iter().map(held).collect() }
+            ChunkInputs {
+                first_position,
+                blocks,
+                cached_blocks: of_hosts.iter().map(held).collect(),
+            }
         };
         Some(Inputs {
             policy: view.policy,
@@ -326,7 +330,7 @@ impl Inputs {
                 tie_seed: request.tie_seed,
                 now_us: request.now_us,
                 may_route: request.may_route,
-                is_endless: request.is_endless,
+                has_fixed_length: request.is_endless,
                 instance: request.steering.instance.map(ToString::to_string),
                 prefix: request.steering.prefix,
                 chunks: request.chunks.iter().map(chunk).collect(),
@@ -351,7 +355,7 @@ impl Inputs {
                 + size_of_val(&*host.slots_end_us)
                 + size_of_val(&*host.routes_out)
         });
-        let chunk = |chunk: &ChunkInputs| size_of_val(chunk) + size_of_val(&*chunk.held);
+        let chunk = |chunk: &ChunkInputs| size_of_val(chunk) + size_of_val(&*chunk.cached_blocks);
         let chunks = self.request.chunks.iter().map(chunk).sum::<usize>();
         let members = instances.chain(hosts).sum::<usize>();
         size_of::<Inputs>() + chunks + exclude.sum::<usize>() + members
@@ -363,7 +367,7 @@ impl Inputs {
         let exclude: Vec<InstanceId> =
             self.request.exclude.iter().map(|id| InstanceId::from(&**id)).collect();
         let chunk = |chunk: &ChunkInputs| {
-            let held = self.hosts.iter().zip(&chunk.held);
+            let held = self.hosts.iter().zip(&chunk.cached_blocks);
             let held =
                 held.map(|(host, (all, memory))| (NodeIndex(host.node_index), *all, *memory));
             let matched = PrefixMatch::from_memory_and_all(&held.collect::<Vec<_>>());
@@ -382,7 +386,7 @@ impl Inputs {
             tie_seed,
             now_us,
             may_route: self.request.may_route,
-            is_endless: self.request.is_endless,
+            is_endless: self.request.has_fixed_length,
             steering: Steering { instance: named.as_ref(), prefix: self.request.prefix },
             chunks: &chunks,
         };
@@ -692,7 +696,7 @@ struct Unexplained {
     chunk_bytes: Vec<u64>,
     leaves_ssd: bool,
     rank_us: u64,
-    rank_delay_us: u64,
+    priority_delay_us: u64,
     push_bytes: u64,
     answer_blocks: u32,
     decode_running: f64,
@@ -711,7 +715,7 @@ impl Unexplained {
             attended,
             chunks,
             rank_us,
-            rank_delay_us,
+            priority_delay_us,
             push_bytes,
             growth,
             decode_load,
@@ -752,7 +756,7 @@ impl Unexplained {
             chunk_bytes: chunks.iter().map(|chunk| chunk.fetched_bytes).collect(),
             leaves_ssd: *leaves_ssd,
             rank_us: *rank_us,
-            rank_delay_us: *rank_delay_us,
+            priority_delay_us: *priority_delay_us,
             push_bytes: *push_bytes,
             answer_blocks: growth.left_blocks(),
             decode_running: decode_load.running,

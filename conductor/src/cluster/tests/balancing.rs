@@ -103,12 +103,18 @@ async fn what_is_only_wished_for_is_a_metric_and_nobody_is_told() {
     eventually("there is a wish", || world.metric(WISHED) > 0.0).await;
     eventually("people see it", || !world.cluster.overview().balance.is_empty()).await;
     eventually("they would be divided", || {
-        world.cluster.overview().balance[0].prefills_recommended > 0
+        world.cluster.overview().balance[0].prefill_instances_recommended > 0
     })
     .await;
     let seen = &world.cluster.overview().balance[0];
-    assert_eq!((&*seen.model, seen.prefills, seen.decodes, seen.both), ("tiny", 0, 0, 2));
-    assert!(seen.decodes_recommended > 0 && seen.both_recommended == 0, "{seen:?}");
+    assert_eq!(
+        (&*seen.model, seen.prefill_instances, seen.decode_instances, seen.both_instances),
+        ("tiny", 0, 0, 2)
+    );
+    assert!(
+        seen.decode_instances_recommended > 0 && seen.both_instances_recommended == 0,
+        "{seen:?}"
+    );
     // Several windows later.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(told(&nodes[0]).is_empty() && told(&nodes[1]).is_empty());

@@ -65,7 +65,7 @@ pub(super) fn description(node_id: &str, incarnation: u64, role: v1::Role) -> v1
         slots_total: 1_000,
         slots_free: 1_000,
         draining: false,
-        load_at_unix_ms: 0,
+        load_read_unix_ms: 0,
         slots_available: 1_000,
         ssd: None,
         persists_contexts: false,
@@ -293,7 +293,7 @@ impl StoreNode for Service {
     ) -> Result<Response<v1::PrefetchReply>, Status> {
         let blocks = request.get_ref().keys.len() as u32 / 16;
         self.hints.lock().expect("no test panicked with it").push(request.into_inner());
-        Ok(Response::new(v1::PrefetchReply { memory_blocks: 0, promoting_blocks: blocks }))
+        Ok(Response::new(v1::PrefetchReply { dram_blocks: 0, promoting_blocks: blocks }))
     }
 
     async fn replicate(

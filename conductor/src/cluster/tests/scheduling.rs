@@ -100,7 +100,7 @@ async fn a_refusal_has_the_code_that_says_what_to_do() {
     assert_eq!(refused.code(), Code::ResourceExhausted);
     let recorded = recorder.latest()[0].full();
     assert_eq!(
-        (&recorded["is_plan"], &recorded["refused"]),
+        (&recorded["is_schedule_only"], &recorded["refused"]),
         (&true.into(), &refused.message().into())
     );
     for side in ["prefill", "decode"] {

@@ -145,7 +145,7 @@ impl Fake {
                 .then(|| v1::SsdStatus { usable: true, ..v1::SsdStatus::default() }),
             persists_contexts: self.script().keeps,
             draining: false,
-            load_at_unix_ms: 0,
+            load_read_unix_ms: 0,
         }
     }
 
@@ -486,7 +486,7 @@ impl Fake {
         }
         let tx = over.tx;
         let mut finished = v1::Finished {
-            prompt_tokens_computed: request.prompt.len() as u32 - cached_tokens,
+            computed_prompt_tokens: request.prompt.len() as u32 - cached_tokens,
             prefill_us: 1_000,
             ..v1::Finished::default()
         };
@@ -521,7 +521,7 @@ impl Fake {
         finished.set_reason(reason);
         finished.generated_tokens = sampling.max_tokens;
         finished.text = script.held_back.to_owned();
-        (finished.route_opening_us, finished.route_opening_first) = script.opening;
+        (finished.route_opening_us, finished.route_connection_opened) = script.opening;
         let (layers, us, queries) = script.prompt_routed;
         finished.routed_prompt_layers = layers;
         finished.routed_prompt_us = us;

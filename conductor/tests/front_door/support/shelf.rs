@@ -54,7 +54,7 @@ impl Shelf {
         }
         let keys = BlockKey::list(&request.keys).expect("keys");
         let blocks = keys.iter().take_while(|key| self.computed.contains(key)).count();
-        if request.whole && blocks.min(blocks_max) < keys.len() {
+        if request.require_all_blocks && blocks.min(blocks_max) < keys.len() {
             return Err(Status::not_found("not all of it is here"));
         }
         let Some(last) = blocks.min(blocks_max).checked_sub(1) else {

@@ -30,7 +30,7 @@ pub enum StepError {
     #[error("sequence {sequence} ends at position {end}, beyond the model's {max}")]
     Position { sequence: usize, end: u64, max: u32 },
     #[error(
-        "the holes of sequence {sequence} are out of order, outside this cache or among its tokens, or no holder attends them"
+        "sequence {sequence} has a hole that no step can use: holes must be in order, start and end at a block unless moved, be outside the tokens of the step, and have a holder"
     )]
     Elsewhere { sequence: usize },
     #[error("the layout of the cache differs from the layout of this model")]
@@ -52,9 +52,13 @@ pub enum SpliceError {
     Slot { slot: u32, slots: u32 },
     #[error("slot {slot} belongs to the chunk, and committed blocks are immutable")]
     Committed { slot: u32 },
-    #[error("the positions are in a hole of the sequence, or its holes are out of order")]
+    #[error(
+        "the chunk cannot be copied to these positions: they overlap a hole of the sequence, or its holes are out of order"
+    )]
     Hole,
-    #[error("the model selects rows, and the rows of a chunk that it selects depend on the prompt")]
+    #[error(
+        "the model has an indexer, so it selects rows by the whole prompt and cannot reuse the rows of a chunk"
+    )]
     Selects,
     #[error("the chunk would end at position {end}, beyond the model's {max}")]
     Position { end: u64, max: u32 },

@@ -125,7 +125,7 @@ impl<'a> Exchange<'a> {
         for part in parts {
             let (sequence, _) = self.asked[part.place().asked];
             if !self.failed[sequence] {
-                tracing::warn!(step = self.step, sequence, reason = %why, "a holder did not return a partial");
+                tracing::warn!(step = self.step, sequence, reason = %why, "a holder did not return the attention result that the engine needs");
             }
             self.failed[sequence] = true;
         }

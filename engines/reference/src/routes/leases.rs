@@ -70,12 +70,12 @@ impl Held {
             match node.renew(request).await {
                 Ok(reply) if reply.get_ref().unknown.is_empty() => {}
                 Ok(_) => {
-                    tracing::warn!(tx = ?self.share.tx, "a lease at a holder has expired");
+                    tracing::warn!(tx = ?self.share.tx, "a lease of the engine at a holder has expired");
                     return;
                 }
                 // It is tried again while the lease lasts, and longer.
                 Err(status) => {
-                    tracing::warn!(%status, "cannot renew a lease at a holder; retrying");
+                    tracing::warn!(%status, "the engine cannot renew a lease at a holder; retrying");
                 }
             }
         }

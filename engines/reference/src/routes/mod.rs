@@ -283,7 +283,7 @@ impl Router {
             let why = format!("it holds only {held} of the {end} requested blocks");
             return Err(Status::failed_precondition(why));
         }
-        Ok(RankRoute { session, route: opened.route, pins: opened.pins, is_first })
+        Ok(RankRoute { session, route: opened.route, pins: opened.pins_digest, is_first })
     }
 
     /// A rank's session with a node: the one that is there, unless it is lost; and whether that was waited

@@ -523,7 +523,7 @@ async fn a_first_connection_to_a_holder_is_said_to_be_one() {
     ] {
         let events = begin(&engine, holders, &ask(serial, &case)).await;
         let (_, end) = tokens_and_end(events, async || ()).await;
-        assert_eq!(end.route_opening_first, is_first, "request {serial}");
+        assert_eq!(end.route_connection_opened, is_first, "request {serial}");
     }
     for host in [engine, holder, other] {
         host.end().await;
@@ -545,8 +545,11 @@ async fn who_waits_for_a_first_connection_of_somebody_else_says_so() {
         };
         let (one, other) = tokio::join!(end(serial), end(serial + 1));
         engine.end().await;
-        assert!(one.route_opening_first || other.route_opening_first, "one of them made it");
-        if one.route_opening_first && other.route_opening_first {
+        assert!(
+            one.route_connection_opened || other.route_connection_opened,
+            "one of them made it"
+        );
+        if one.route_connection_opened && other.route_connection_opened {
             holder.end().await;
             return;
         }

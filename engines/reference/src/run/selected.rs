@@ -150,7 +150,7 @@ async fn keys_go_with_the_rows_that_are_handed_over() {
     let asks = selecting.asks(1);
     let answers = join_all(asks.iter().map(|ask| prefill.hand_over(&decode, ask))).await;
     check(&selecting, &answers, "handed over");
-    assert_eq!(decode.metrics.prompt_tokens_computed.get(), 0);
+    assert_eq!(decode.metrics.computed_prompt_tokens.get(), 0);
     prefill.end().await;
     decode.end().await;
 }

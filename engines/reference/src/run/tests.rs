@@ -61,7 +61,7 @@ async fn without_a_node_it_lives_is_not_ready_and_refuses_calls() {
             ..v1::SamplingParams::default()
         }),
         namespace: vec![0; 16],
-        rank_delay_us: 0,
+        priority_delay_us: 0,
         routed: Vec::new(),
         chunks: Vec::new(),
     };

@@ -182,7 +182,7 @@ impl Host {
             generated_tokens_max: ask.max_tokens,
             cache_class: v1::CacheClass::Unspecified.into(),
             replica: false,
-            leave_ssd: false,
+            skip_promotion: false,
         };
         self.node_client.clone().tx_allocate(request).await.expect("room").into_inner()
     }
@@ -223,7 +223,7 @@ impl Host {
                 ..v1::SamplingParams::default()
             }),
             namespace: self.namespace.0.to_vec(),
-            rank_delay_us: 0,
+            priority_delay_us: 0,
             routed,
             chunks,
         };
@@ -334,7 +334,7 @@ async fn whole_answers_are_the_reference_s_in_one_batch_and_from_the_cache() {
     let tokenizer = Tokenizer::from_file(file("configs/models/tiny-deepseek-v2/tokenizer.json"));
     let tokenizer = tokenizer.expect("the default model's tokenizer");
     let cases = cases();
-    let computed = || host.metrics.prompt_tokens_computed.get();
+    let computed = || host.metrics.computed_prompt_tokens.get();
     let mut expected_computed = 0;
     for round in 0..2 {
         let asks = asks(&cases, 100 * round + 1);
@@ -375,8 +375,8 @@ async fn handed_over_answers_are_the_reference_s_and_decoding_computes_no_prompt
     for (case, tokens) in cases.iter().zip(answers) {
         assert_eq!(tokens, case.greedy, "{} tokens", case.prompt.len());
     }
-    assert_eq!(decode.metrics.prompt_tokens_computed.get(), 0);
-    assert!(prefill.metrics.prompt_tokens_computed.get() > 0);
+    assert_eq!(decode.metrics.computed_prompt_tokens.get(), 0);
+    assert!(prefill.metrics.computed_prompt_tokens.get() > 0);
     assert_eq!(prefill.metrics.generated_tokens.get(), 0);
     prefill.end().await;
     decode.end().await;

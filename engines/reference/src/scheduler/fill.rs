@@ -49,7 +49,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
                     sequence.away.asked(handle);
                     let keys = BlockKey::concat(&keys);
                     // What is not in memory is computed at once: nobody would use what is read.
-                    let get = v1::GetBlocks { handle, keys, memory_only: true };
+                    let get = v1::GetBlocks { handle, keys, skip_promotion: true };
                     self.port.send(Message::Get(get))?;
                 }
                 Next::Waits | Next::Compute { .. } => return Ok(()),
@@ -102,7 +102,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
                 Ok(())
             }
             Err(error) => {
-                tracing::error!(share = %sequence.share, %error, "cannot copy a chunk into the prompt");
+                tracing::error!(share = %sequence.share, %error, "the engine cannot copy a chunk into the prompt");
                 let status = Status::new(
                     Code::Internal,
                     format!("cannot copy a chunk into the prompt: {error}"),

@@ -71,7 +71,7 @@ pub(crate) struct CheckedRequest {
     /// Absent on a prefill leg.
     pub namespace: Option<Namespace>,
     /// By how much it counts as having come later, while nothing of it is computed.
-    pub rank_delay_us: u64,
+    pub priority_delay_us: u64,
     /// What of the prompt's beginning is to be attended elsewhere; whole blocks before it are here.
     pub routed: Vec<SpanRequest>,
     /// Behind that, in order.
@@ -151,7 +151,7 @@ impl Shared {
             running,
             waiting: self.admission.requests().saturating_sub(running),
             waiting_prompt_tokens: self.admission.waiting_prompt_tokens(),
-            computed_prompt_tokens: self.metrics.prompt_tokens_computed.get(),
+            computed_prompt_tokens: self.metrics.computed_prompt_tokens.get(),
         }
     }
 }
@@ -231,7 +231,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             job.events.fail(status);
             return Ok(());
         }
-        tracing::debug!(%share, request_id = job.request.request_id, "received a request");
+        tracing::debug!(%share, request_id = job.request.request_id, "the engine received a request");
         let sequence = self.sequence_of(job);
         self.serial += 1;
         self.sequences.insert(self.serial, sequence);
@@ -306,8 +306,8 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             events,
             admitted,
             times: Times { received_us, ..Times::default() },
-            rank_delay_us: request.rank_delay_us,
-            prompt_tokens_computed: 0,
+            priority_delay_us: request.priority_delay_us,
+            computed_prompt_tokens: 0,
             cached_tokens: 0,
             accepted: false,
             page_tokens: block_tokens,
@@ -391,7 +391,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
                 "finished"
             }
             End::Failed { status, label } => {
-                tracing::info!(%share, reason = status.message(), "a request failed");
+                tracing::info!(%share, reason = status.message(), "the engine failed a request");
                 sequence.events.fail(status);
                 label
             }
@@ -414,7 +414,7 @@ fn release(share: Share) -> Message {
 }
 
 fn alive_message(sequences: &BTreeMap<u64, Sequence>) -> v1::KeepAlive {
-    let reference = |sequence: &Sequence| v1::TxShareRef {
+    let reference = |sequence: &Sequence| v1::TxShare {
         tx: Some(sequence.share.tx.into()),
         side: sequence.share.side.to_wire(),
     };

@@ -100,8 +100,8 @@ pub(crate) struct Sequence {
     pub admitted: Admitted,
     pub times: Times,
     /// By how much it counts as having come later, while nothing of it is computed.
-    pub rank_delay_us: u64,
-    pub prompt_tokens_computed: u32,
+    pub priority_delay_us: u64,
+    pub computed_prompt_tokens: u32,
     /// Prompt tokens whose rows were somewhere, and whether the caller was told.
     pub cached_tokens: u32,
     pub accepted: bool,
@@ -134,8 +134,8 @@ impl Sequence {
     pub(crate) fn rank_us(&self) -> u64 {
         let State::Prefilling { computed } = self.state else { return self.times.received_us };
         let left = u128::from(self.prompt_tokens - computed);
-        let all = (left + u128::from(self.prompt_tokens_computed)).max(1);
-        let delay_us = (u128::from(self.rank_delay_us) * left / all) as u64;
+        let all = (left + u128::from(self.computed_prompt_tokens)).max(1);
+        let delay_us = (u128::from(self.priority_delay_us) * left / all) as u64;
         self.times.received_us.saturating_add(delay_us)
     }
 
@@ -246,7 +246,7 @@ impl Sequence {
         v1::Finished {
             reason: reason.into(),
             text: String::new(),
-            prompt_tokens_computed: self.prompt_tokens_computed,
+            computed_prompt_tokens: self.computed_prompt_tokens,
             generated_tokens: self.answer.tokens(),
             stop_matched: String::new(),
             queue_us: since(self.times.started_us) + self.times.passed_us,
@@ -257,7 +257,7 @@ impl Sequence {
             routed_prompt_us: self.away.prompt_exchanged().us,
             routed_prompt_queries: self.away.prompt_exchanged().queries,
             route_opening_us: self.away.opening().0,
-            route_opening_first: self.away.opening().1,
+            route_connection_opened: self.away.opening().1,
         }
     }
 }

@@ -72,7 +72,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     /// gets the holders' blocks here.
     fn recall(&mut self, id: u64) {
         let sequence = self.sequences.get_mut(&id).expect("parts are of sequences that are there");
-        tracing::warn!(share = %sequence.share, "lost routed blocks; recomputing them");
+        tracing::warn!(share = %sequence.share, "the engine lost routed blocks; recomputing them");
         sequence.recall();
         self.shared.metrics.recalls.inc();
     }
@@ -175,7 +175,7 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
             }
         };
         let logits = compute.forward(&batch, &routed, &mut on_layer).map_err(|why| {
-            tracing::error!(step, reason = %why, "the model rejected a step");
+            tracing::error!(step, reason = %why, "the model of the engine rejected a step");
             PortLost(format!("the model rejected a step: {why}"))
         })?;
         if let Some(lost) = lost {
@@ -200,20 +200,20 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
         sequence.times.started_us.get_or_insert(begun_us);
         if let State::Filling { .. } = sequence.state {
             let computed = part.positions.end - part.positions.start;
-            sequence.prompt_tokens_computed += computed;
+            sequence.computed_prompt_tokens += computed;
             if !sequence.accepted {
                 sequence.admitted.settle(computed);
             }
-            self.shared.metrics.prompt_tokens_computed.inc_by(computed.into());
+            self.shared.metrics.computed_prompt_tokens.inc_by(computed.into());
             sequence.away.computed(part.positions.end);
             return Ok(());
         }
         if let State::Prefilling { .. } = sequence.state {
             let computed = part.positions.end - part.positions.start;
             sequence.state = State::Prefilling { computed: sequence.away.skip(part.positions.end) };
-            sequence.prompt_tokens_computed += computed;
+            sequence.computed_prompt_tokens += computed;
             sequence.admitted.settle(computed);
-            self.shared.metrics.prompt_tokens_computed.inc_by(computed.into());
+            self.shared.metrics.computed_prompt_tokens.inc_by(computed.into());
             let Some(token) = token else { return Ok(()) };
             sequence.times.prefilled_us = Some(self.shared.clock.now_us());
             if sequence.leg == Leg::Prefill {

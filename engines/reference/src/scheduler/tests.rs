@@ -41,7 +41,7 @@ fn a_prefill_leg_finishes_every_page_once_and_hands_the_first_token_over() {
         let answered = caller.heard();
         assert_eq!((answered.cached, answered.tokens.len()), (Some(0), 0));
         assert_eq!(answered.reason(), Reason::HandedOver);
-        assert_eq!(answered.finished.expect("finished").prompt_tokens_computed, 200);
+        assert_eq!(answered.finished.expect("finished").computed_prompt_tokens, 200);
         assert!(bench.scheduler.is_empty());
     }
 }
@@ -194,17 +194,17 @@ fn decoding_goes_on_beside_prompts_that_share_the_chunk() {
 
 #[test]
 fn a_prompt_with_a_delay_is_passed_between_two_steps_by_what_counts_as_earlier() {
-    let check = |rank_delay_us: u64, expected: &[Vec<(u32, usize)>]| {
+    let check = |priority_delay_us: u64, expected: &[Vec<(u32, usize)>]| {
         let mut bench = bench(options());
-        let long = Ask { rank_delay_us, ..Ask::new(Leg::Prefill, 2, 300, 1) };
-        let short = Ask { rank_delay_us: 90, ..Ask::new(Leg::Prefill, 3, 90, 1) };
+        let long = Ask { priority_delay_us, ..Ask::new(Leg::Prefill, 2, 300, 1) };
+        let short = Ask { priority_delay_us: 90, ..Ask::new(Leg::Prefill, 3, 90, 1) };
         let mut waits = bench.ask(&long);
         bench.node.say(long.bound(0));
         assert!(bench.turn());
         let mut passes = bench.ask(&short);
         bench.node.say(short.bound(0));
         bench.run();
-        assert_eq!(bench.model.batches(), expected, "{rank_delay_us}");
+        assert_eq!(bench.model.batches(), expected, "{priority_delay_us}");
         assert_eq!(passes.heard().reason(), Reason::HandedOver);
         let finished = waits.heard().finished.expect("finished");
         assert_eq!(finished.reason(), Reason::HandedOver);

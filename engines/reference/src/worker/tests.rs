@@ -91,7 +91,7 @@ impl Engine {
             namespace: Some(Namespace([0; 16])),
             routed: Vec::new(),
             chunks: Vec::new(),
-            rank_delay_us: 0,
+            priority_delay_us: 0,
         };
         let admitted = self.shared.admission.try_admit(PROMPT.len() as u32).expect("room");
         let (routed, places) = (None, Vec::new());

@@ -1,7 +1,6 @@
-// A driver of NVIDIA's with one GPU, which is the processor: the functions of `cuda.h` that
-// `kvasir-cuda` opens for kernels, over `emulation.cpp`. Everything is done at once, on whatever stream. What a
-// kernel reaches must be memory that was allocated here and not freed; what is left when all is dropped
-// is counted.
+// An emulated CUDA driver with one GPU, whose kernels run on the CPU in `emulation.cpp`. It has the functions of
+// `cuda.h` that `kvasir-cuda` opens for kernels. Every call completes at once, on every stream. A kernel may access
+// only memory that was allocated here and not freed. Handles that were not destroyed are counted.
 
 #include "emulation.cpp"
 
@@ -48,7 +47,7 @@ static Result run_launch(const Launched& of) {
 
 extern "C" {
 
-// How many things are there that nobody destroyed.
+// The number of handles that were not destroyed.
 long live_handles() { return live; }
 
 Result cuInit(unsigned flags) { return flags ? INVALID : OK; }
@@ -108,7 +107,7 @@ struct LaunchConfig {
 Result cuLaunchKernelEx(const LaunchConfig* of, Handle function, void** arguments, void** extra) {
     if (!of->grid[0] || of->grid[1] - 1 > 65534 || of->grid[2] != 1) return INVALID;
     if (of->block[1] != 1 || of->block[2] != 1 || !of->stream || extra) return INVALID;
-    // A merge may begin before what it merges is done: it waits.
+    // A merge may start before the partials complete: it waits for them.
     unsigned overlaps = ((Function*)function)->merge && OVERLAPS;
     if (of->attribute_count != overlaps) return INVALID;
     if (overlaps && (of->attributes[0].id != 6 || of->attributes[0].value[0] != 1)) return INVALID;

@@ -1,7 +1,7 @@
-// Runs `partial.cu` and `merge.cu` on a processor: every thread of a CTA is a fiber, and what the machine does in that
-// source is done here as the PTX ISA documents it, fragment by fragment. It is slow and checks what a GPU
-// does not: copies reach only memory that was named, shared memory is not read beyond its end, a warp does
-// one thing together. Shared memory begins as NaN. Copies land as late as they may or as early, and
+// Runs `partial.cu` and `merge.cu` on the CPU. Each thread of a CTA is a fiber. The functions of `machine.cu` are
+// emulated here, fragment by fragment, as the PTX ISA documents them. The emulation is slow and checks more than a
+// GPU: copies access only registered memory, no access passes the end of shared memory, and the lanes of a warp
+// execute the same operation together. Shared memory begins as NaN. Copies land as late as they may or as early, and
 // warps run as far as they can one at a time in an order from a seed, so that a missing wait or barrier
 // shows as a wrong result. Products read late where copies land early, and early where they land late.
 
@@ -132,7 +132,7 @@ static void entry() {
     _longjmp(home, 1);
 }
 
-// All lanes of a warp come with an operand; the last does what is to be done for all.
+// Each lane of a warp calls this with its operand. The last one executes the operation for all.
 template <typename F> static void together(const char* doing, const void* operand, F all) {
     unsigned first = current / LANES * LANES;
     Warp& warp = warps[current / LANES];
@@ -181,7 +181,7 @@ static void arrive_at(unsigned at) {
     of.waiting.clear();
 }
 
-// The oldest copies that somebody may wait for land.
+// Completes the oldest copies with a counted arrival.
 static bool land_oldest() {
     if (landings.empty()) return false;
     Landing landing = landings.front();
@@ -204,8 +204,8 @@ static void resume(unsigned thread) {
     setcontext(&threads[thread].start);
 }
 
-// The next thread that can go on: of the warp that runs, or of another, taken by chance. Copies land
-// where nobody can go on without them, or sooner.
+// The next thread that can run: one of the running warp, or of a random other warp. Copies land when no thread can run
+// without them, or earlier.
 static bool next(unsigned& thread) {
     if (copies_land_early) while (land_oldest());
     unsigned warp_count = thread_count / LANES, warp = current / LANES;
@@ -470,10 +470,10 @@ static void load_matrices_transposed(unsigned (&r)[4], unsigned at) {
 
 static float widen(uint16_t bits) { return DTYPE == 1 ? machine::widen_f16(bits) : machine::widen_bf16(bits); }
 
-// mma.m16n8k16. Of a, register 0 has row lane / 4 and values lane % 4 * 2 and the next, register 1 the
-// same 8 rows below, 2 and 3 the same 8 values on. Of b, register 0 has column lane / 4 and those values,
-// 1 those 8 on. Of d, 0 and 1 have row lane / 4, columns lane % 4 * 2 and the next; 2 and 3 are 8 rows
-// below.
+// mma.m16n8k16. Register 0 of a has row lane / 4 and values lane % 4 * 2 and the next; register 1 has the same values
+// 8 rows below; registers 2 and 3 have the same rows 8 values on. Register 0 of b has column lane / 4 and the same
+// values, register 1 the values 8 on. Registers 0 and 1 of d have row lane / 4, columns lane % 4 * 2 and the next;
+// registers 2 and 3 are 8 rows below.
 static void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     struct Operand {
         float* d;
@@ -518,7 +518,7 @@ static void arrivals_init(unsigned at, unsigned count) {
     machine::check_shared(at, 8);
     machine::arrivals.push_back({at, count, 0, 0, {}});
 }
-// Those who waited for the last arrival may be faster than the one who came last.
+// After the last arrival, the waiting threads may run before the thread that arrived last.
 static void arrive(unsigned at) {
     machine::arrive_at(at);
     if (machine::others_first && !_setjmp(machine::threads[machine::current].at)) _longjmp(machine::home, 1);
@@ -534,7 +534,7 @@ static void wait_for_arrivals(unsigned at, unsigned parity) {
     of.waiting.push_back(machine::current);
     machine::wait();
 }
-// Of all that has landed and was waited for by this thread.
+// Makes the copies visible to products. This thread has waited for them.
 static void products_will_read_arrived() {
     for (uint16_t& writer : machine::unseen)
         if (writer > machine::ATTENDING_THREADS) writer = 0;

@@ -125,7 +125,7 @@ class Buffers:
         try:
             for at, exporter in enumerate(self._exporters):
                 held = _Buffer()
-                # Raises what the exporter raises.
+                # Raises the exceptions of the exporter.
                 _get_buffer(exporter, ctypes.byref(held), _SIMPLE)
                 self._held.append(held)
                 self.array[at] = Bytes(held.buf, held.len)

@@ -134,7 +134,7 @@ fn who_commits_two_puts_under_one_number_is_shut_out_and_nobody_else_is() {
     rude.keep(3, 2);
     let error = rude.hears().expect_err("it is not answered");
     assert!(matches!(error, AttachError::Lost), "{error}");
-    assert_eq!(node.metric("kvasir_store_engines_detached_total"), 1.0);
+    assert_eq!(node.metric("kvasir_store_forced_detaches_total{kind=\"object_client\"}"), 1.0);
     go_on(&node);
     let got = client.get(&all).expect("an answer");
     assert!(got.iter().all(Option::is_some));

@@ -1,9 +1,9 @@
-// A driver of NVIDIA's with one GPU, whose memory is files in memory of the host: the functions of `cuda.h` that
-// `kvasir-cuda` opens for copies and for sharing. Copies are done when their stream is waited for, and not before, as
-// those of a GPU may be. What is left when all is dropped is counted.
+// An emulated CUDA driver with two GPUs, whose memory is files in the memory of the host. It has the functions of
+// `cuda.h` that `kvasir-cuda` opens for copies and for sharing. Copies are done when a caller waits for their stream,
+// and not before, as a GPU may do it. Mappings and handles that were not released are counted.
 //
-// A handle names a part of a file that any process has open: "KVSRGPU1", then four numbers of 8 bytes, the process, its
-// file, where the part begins, and its bytes.
+// A handle names a part of a file that a process has open: "KVSRGPU1", then four numbers of 8 bytes (the process, its
+// file, the offset of the part, and its length in bytes).
 
 #include <fcntl.h>
 #include <stdint.h>
@@ -84,13 +84,13 @@ static Result later(Handle stream, void* to, const void* from, size_t bytes) {
 
 extern "C" {
 
-// How many things are there that nobody destroyed.
+// The number of mappings and handles that were not released.
 long live_handles() { return live; }
 // Copies that are waited for from now on fail, or do not.
 void set_copies_fail(int fail) { copies_fail = fail; }
 // Copies that are waited for go on when this is taken back, and not before.
 void set_copies_held(int hold) { copies_held = hold; }
-// How many streams somebody waits for because of that.
+// The number of streams whose callers wait because of that.
 int copies_held_now() { return held_now; }
 // Bytes of the host that are registered.
 size_t registered_bytes() {

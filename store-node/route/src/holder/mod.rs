@@ -80,7 +80,9 @@ pub enum HolderError {
     Metrics(#[from] prometheus::Error),
     #[error("cannot start the thread for routed queries")]
     Thread(#[from] std::io::Error),
-    #[error("there are too few ports from {0} on for the queries of all ranks")]
+    #[error(
+        "each rank after the first listens on the next port, but there are too few ports above {0}; choose a lower port for `routes.listen`"
+    )]
     Ports(SocketAddr),
 }
 
@@ -93,13 +95,13 @@ pub enum OpenError {
     /// It can never be.
     #[error("{0}")]
     Invalid(String),
-    #[error("there is no such session; it may have ended with its requester")]
+    #[error("the holder has no such query session; it may have ended with its requester")]
     NoSession,
     /// No kernel reads rows that lie so: fetch them.
     #[error("{0}")]
     NoKernel(#[from] ShapeError),
     /// Too much waits, or the holder is ending.
-    #[error("the holder accepts no work now; try again later")]
+    #[error("the holder accepts no queries now; try again later")]
     Unavailable,
 }
 
@@ -368,7 +370,9 @@ impl Drop for Rank {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread for routed queries panicked");
+            tracing::error!(
+                "the store node's thread for routed queries panicked; restart the node"
+            );
         }
     }
 }

@@ -395,7 +395,7 @@ impl Thread {
         if let Err(error) =
             self.transfer.expect_imm(Expect { imm, count: 1, deadline: None }, landed)
         {
-            tracing::warn!(session = id, slot, %error, "cannot wait for queries in a slot");
+            tracing::warn!(session = id, slot, %error, "the holder cannot wait for queries in a slot of a query session");
         }
     }
 
@@ -488,7 +488,7 @@ impl Thread {
             deadline: ANSWER_DEADLINE,
         };
         if let Err(error) = self.transfer.write(write, done) {
-            tracing::warn!(session = id, %error, "cannot send an answer; closing its session");
+            tracing::warn!(session = id, %error, "the holder cannot send an answer; closing the query session");
             self.close_session(id);
         }
     }

@@ -66,7 +66,7 @@ pub enum DispatchError {
 /// Why a flight has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FlightError {
-    #[error("the holder did not answer in time")]
+    #[error("the holder did not answer the query in time")]
     Late,
     #[error("the session with the holder is lost")]
     Lost,
@@ -243,7 +243,7 @@ impl Session {
         drop(turns);
         if let Err(error) = sent {
             self.rings.slots[slot].put_back();
-            tracing::warn!(session = self.id, %error, "cannot send a query");
+            tracing::warn!(session = self.id, %error, "the requester cannot send a query to the holder");
             return Err(match error {
                 SubmitError::Full => DispatchError::Full,
                 SubmitError::Invalid(_) | SubmitError::Stopped => DispatchError::Lost,

@@ -89,8 +89,9 @@ impl Owner {
 
     fn admin_inspect(&self, request: &v1::InspectRequest) -> Result<v1::BlockInspection, Refused> {
         let found = self.blocks.inspect(block_key(&request.key)?);
-        let found =
-            found.ok_or_else(|| Refused::NotFound("this node does not hold the block".into()))?;
+        let found = found.ok_or_else(|| {
+            Refused::NotFound("this node does not hold the block; ask a node that holds it".into())
+        })?;
         let (now_ms, Inspection { dram, checksum, .. }) = (clock::now_ms(), &found);
         let computed = match (dram, &self.cache) {
             (Some(copy), Some(cache)) => Some(self.arena.checksum(&cache.layout, copy.slot)),
@@ -112,7 +113,12 @@ impl Owner {
     fn admin_pin(&mut self, request: &v1::PinRequest) -> Result<v1::PinReply, Refused> {
         let key = block_key(&request.key)?;
         let pin = self.blocks.admin_pin(clock::now_ms(), key, request.ttl_ms)?;
-        tracing::info!(?key, pin = pin.pin, ttl_ms = request.ttl_ms, "pinned by an administrator");
+        tracing::info!(
+            ?key,
+            pin = pin.pin,
+            ttl_ms = request.ttl_ms,
+            "an administrator pinned blocks"
+        );
         Ok(v1::PinReply { pin: pin.pin, blocks: pin.blocks })
     }
 
@@ -131,10 +137,13 @@ impl Owner {
         let now_ms = clock::now_ms();
         let evicted = match &request.target {
             None => return Err(FieldError::Missing("target").into()),
-            Some(Target::Key(key)) => self
-                .blocks
-                .admin_evict(now_ms, block_key(key)?)
-                .ok_or_else(|| Refused::NotFound("this node does not hold the block".into()))?,
+            Some(Target::Key(key)) => {
+                self.blocks.admin_evict(now_ms, block_key(key)?).ok_or_else(|| {
+                    Refused::NotFound(
+                        "this node does not hold the block; ask a node that holds it".into(),
+                    )
+                })?
+            }
             Some(Target::Namespace(namespace)) => {
                 let namespace = Namespace::try_from(namespace.as_slice())?;
                 self.blocks.admin_evict_namespace(now_ms, namespace)
@@ -146,7 +155,7 @@ impl Owner {
             ssd_blocks,
             pinned_blocks,
             retained_blocks = kept_blocks,
-            "evicted on demand"
+            "an administrator evicted blocks"
         );
         Ok(v1::EvictReply { dram_blocks, ssd_blocks, pinned_blocks, retained_blocks: kept_blocks })
     }
@@ -216,7 +225,7 @@ fn ssd_copy(class: Class, bytes: u64) -> v1::SsdCopy {
             (v1::BlockClass::Context, tenant.0, expires_unix_ms)
         }
     };
-    v1::SsdCopy { block_class: block_class.into(), tenant, expires_unix_ms, bytes }
+    v1::SsdCopy { block_class: block_class.into(), tenant_hash: tenant, expires_unix_ms, bytes }
 }
 
 fn block_holder(holder: Holder, now_ms: u64) -> v1::BlockHolder {

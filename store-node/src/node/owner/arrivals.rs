@@ -33,7 +33,7 @@ impl Owner {
         match tail::decode(&room, share.tx, incoming.pages.len()) {
             Ok(v1::Tail { checksums, engine, .. }) => self.arrived(share, checksums, engine),
             Err(error) => {
-                tracing::error!(%share, %error, "rejected an invalid tail");
+                tracing::error!(%share, %error, "the store node rejected an invalid tail; aborting the share");
                 self.metrics.bad_tails.inc();
                 self.metrics.fetches.with_label_values(&["invalid_tail"]).inc();
                 self.blocks.abort(clock::now_ms(), share, AbortReason::BadArrival);
@@ -173,7 +173,7 @@ impl Owner {
         // A source that is lost does not answer, and is cut off then. That a call to it failed is no
         // reason yet: it may be writing for others.
         if let Err(error) = self.blocks.stop_writer(share) {
-            tracing::debug!(%share, %error, "cannot ask the writer to stop");
+            tracing::debug!(%share, %error, "the store node cannot ask the writer to stop");
         }
         self.run_actions();
         // It may have stopped before.
@@ -197,7 +197,7 @@ impl Owner {
         }
         let room = tail_room(&self.tails, incoming.tail);
         let mut checksums = tail::decode_part(&room, share.tx).unwrap_or_else(|error| {
-            tracing::warn!(%share, %error, "cannot read the checksums of the fetched pages");
+            tracing::warn!(%share, %error, "the store node cannot read the checksums of fetched pages");
             Vec::new()
         });
         checksums.truncate(settling.good_pages as usize);
@@ -213,7 +213,9 @@ impl Owner {
                 self.metrics.fetches.with_label_values(&["partial"]).inc();
                 self.answer_settling(share, cached_blocks);
             }
-            Err(error) => tracing::debug!(%share, %error, "cannot settle the fetch yet"),
+            Err(error) => {
+                tracing::debug!(%share, %error, "the store node cannot settle a fetch yet")
+            }
         }
     }
 

@@ -98,7 +98,10 @@ impl Owner {
         let (Some(why), Some(bucket)) = (why, &mut self.tiers.bucket) else { return };
         self.metrics.bucket_errors.inc();
         if bucket.error.as_ref() != Some(&why) {
-            tracing::warn!(reason = why, "an operation of the object store failed");
+            tracing::warn!(
+                reason = why,
+                "an operation of the store node on the object store failed"
+            );
             bucket.error = Some(why);
         }
     }

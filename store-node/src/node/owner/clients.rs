@@ -256,7 +256,11 @@ impl Owner {
         let pending = self.clients.pending.swap_remove(at);
         let name = pending.name.clone();
         if let Err(why) = self.take_client(pending, connection) {
-            tracing::warn!(client = name, reason = why, "cannot accept the client");
+            tracing::warn!(
+                client = name,
+                reason = why,
+                "the store node cannot accept an object client; the client must try again"
+            );
         }
         self.metrics.clients.set(self.clients.list.len() as i64);
         None
@@ -281,7 +285,12 @@ impl Owner {
         let memory = [self.arena.memory().fd(), generations.fd()];
         let line = Line::open(epoch, &memory, connection).map_err(|error| error.to_string())?;
         watch.add(&line).map_err(|error| error.to_string())?;
-        tracing::info!(client = name, epoch, process = line.process_id(), "client opened");
+        tracing::info!(
+            client = name,
+            epoch,
+            process_id = line.process_id(),
+            "object client attached"
+        );
         self.clients.list.push(Client::new(name, namespace, tenant, line));
         Ok(())
     }
@@ -340,7 +349,7 @@ impl Owner {
             return;
         };
         tracing::error!(client = client.name, epoch = client.line.epoch().0, reason = %broken, "object client detached");
-        self.metrics.expelled.inc();
+        self.metrics.expelled.with_label_values(&["object_client"]).inc();
         self.leave_client(at);
     }
 
@@ -377,7 +386,7 @@ impl Owner {
                 Presence::Unreachable => {
                     tracing::warn!(
                         client = client.name,
-                        "the client closed its connection, but its process is still running"
+                        "the object client closed its connection, but its process is still running; the store node detaches it"
                     );
                     self.leave_client(at);
                 }
@@ -402,7 +411,7 @@ impl Owner {
         let now_ms = clock::now_ms();
         let client = self.clients.list.swap_remove(at);
         let epoch = client.line.epoch();
-        tracing::info!(client = client.name, epoch = epoch.0, "client exited");
+        tracing::info!(client = client.name, epoch = epoch.0, "object client exited");
         for held in client.ephemeral.values() {
             self.blocks.end_object(now_ms, &held.object);
         }

@@ -128,7 +128,7 @@ impl Owner {
         }
         let now_ms = clock::now_ms();
         let KeepRequest { namespace, keys, .. } = &wanted;
-        if request.whole {
+        if request.require_all_blocks {
             let here = self.blocks.keepable(now_ms, *namespace, keys);
             if here < keys.len() {
                 let why =

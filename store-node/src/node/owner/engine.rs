@@ -92,7 +92,7 @@ impl Owner {
             leg.committed_pages = page + 1;
             let Some(checksum) = leg.pages.checksum(page) else { return };
             if let Err(error) = self.blocks.commit_page(share, page, checksum) {
-                tracing::debug!(%share, page, %error, "cannot commit a page");
+                tracing::debug!(%share, page, %error, "the store node cannot commit a page");
             }
         }
     }
@@ -125,15 +125,15 @@ impl Owner {
                     self.released(epoch, share);
                 }
             }
-            FromEngine::Get(v1::GetBlocks { handle, keys, memory_only }) => {
+            FromEngine::Get(v1::GetBlocks { handle, keys, skip_promotion }) => {
                 let keys = BlockKey::list(&keys)?;
                 let got = self.blocks.get(epoch, handle, &keys);
                 let slots = got.unwrap_or_else(|error| {
-                    tracing::warn!(handle, %error, "refused a lookup of the engine");
+                    tracing::warn!(handle, %error, "the store node refused a lookup of the engine");
                     Vec::new()
                 });
                 // What it has not found it may find when it looks again.
-                let promoting_blocks = match !memory_only && slots.len() < keys.len() {
+                let promoting_blocks = match !skip_promotion && slots.len() < keys.len() {
                     true => self.read_ahead(None, &keys).map_or(0, |ahead| ahead.promoting_blocks),
                     false => 0,
                 };
@@ -148,7 +148,7 @@ impl Owner {
                 self.blocks.unpin(epoch, handle);
             }
             FromEngine::KeepAlive(v1::KeepAlive { shares }) => {
-                for v1::TxShareRef { tx, side } in shares {
+                for v1::TxShare { tx, side } in shares {
                     let share = Share::from_wire(tx, side)?;
                     // One that has not been bound after all is not the engine's: it may hear of that yet.
                     let is_its_own =
@@ -241,7 +241,7 @@ impl Owner {
                 Err(GrowError::NoSpace { available, wanted }) => {
                     tracing::debug!(
                         %share, available, wanted,
-                        "no slots are available to grow a share"
+                        "the store node has no slots available to grow a share"
                     );
                     Vec::new()
                 }
@@ -289,7 +289,7 @@ impl Owner {
             let Some((slot, _)) = self.blocks.page_slot(share, page) else { break };
             let checksum = self.arena.checksum(&layout, slot);
             if let Err(error) = self.blocks.commit_extra(share, page, key, checksum) {
-                tracing::debug!(%share, page, %error, "cannot commit a block of generated tokens");
+                tracing::debug!(%share, page, %error, "the store node cannot commit a block of generated tokens");
                 break;
             }
         }
@@ -316,7 +316,7 @@ impl Owner {
             return;
         }
         if let Some(session) = self.engines.get_mut(epoch) {
-            tracing::info!(%share, %reason, "telling the engine to stop");
+            tracing::info!(%share, %reason, "the store node tells the engine to stop its work on a share");
             let progress = session.progress();
             session.stops.told(share, clock::now_ms(), progress);
             let stop = v1::Stop {

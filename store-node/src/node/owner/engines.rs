@@ -317,13 +317,17 @@ impl Owner {
         let now_ms = clock::now_ms();
         let is_its = |pending: &Pending| pending.token == token && pending.until_ms >= now_ms;
         let Some(at) = self.engines.pending.iter().position(is_its) else {
-            tracing::warn!("an engine presented an invalid or expired token");
+            tracing::warn!("a process presented an invalid or expired token; it must attach again");
             return;
         };
         let pending = self.engines.pending.swap_remove(at);
         let instance = pending.instance.instance_id.clone();
         if let Err(why) = self.take_engine_on(pending, connection) {
-            tracing::warn!(instance, reason = why, "cannot attach the engine; it must try again");
+            tracing::warn!(
+                instance,
+                reason = why,
+                "the store node cannot attach the engine; the engine must try again"
+            );
         }
     }
 
@@ -338,7 +342,7 @@ impl Owner {
         tracing::info!(
             instance = session.instance.instance_id,
             epoch = epoch.0,
-            process,
+            process_id = process,
             slots = self.blocks.counts().slots,
             pool_pages = pool.as_ref().map_or(0, |pool| pool.layout.pages()),
             "engine attached"
@@ -429,7 +433,7 @@ impl Owner {
         let Some(session) = self.engines.get(epoch) else { return };
         let instance = &session.instance.instance_id;
         tracing::error!(instance, epoch = epoch.0, reason = %broken, "engine detached");
-        self.metrics.expelled.inc();
+        self.metrics.expelled.with_label_values(&["engine"]).inc();
         self.leave_engine(epoch);
     }
 
@@ -471,8 +475,9 @@ impl Owner {
             Presence::Unreachable if session.line.is_expelled() => {}
             Presence::Unreachable => {
                 tracing::warn!(
+                    instance = session.instance.instance_id,
                     epoch = epoch.0,
-                    "the engine closed its connection, but its process is still running"
+                    "the engine closed its connection, but its process is still running; the store node detaches it"
                 );
                 self.leave_engine(epoch);
             }

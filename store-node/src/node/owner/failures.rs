@@ -39,7 +39,7 @@ impl Owner {
         if self.failures_under_way >= SHARES_MAX {
             tracing::warn!(
                 imm = name.imm,
-                "too many notifications are in flight; not telling a receiver that its push failed"
+                "too many notifications are in flight; the store node does not tell a receiver that its push failed"
             );
             return;
         }
@@ -56,7 +56,7 @@ impl Owner {
             Err(error) => {
                 tracing::warn!(
                     imm = failure.name.imm, %error,
-                    "cannot connect to the receiver of a failed push"
+                    "the store node cannot connect to the receiver of a failed push"
                 );
                 self.failures_under_way -= 1;
                 return;
@@ -65,7 +65,7 @@ impl Owner {
         let post = self.post.clone();
         let done = Completion::callback(move |outcome| post.end(End::Told { failure, outcome }));
         if let Err(error) = self.transfer.send(peer, message, deadline, done) {
-            tracing::warn!(%peer, %error, "cannot notify the receiver of a failed push");
+            tracing::warn!(%peer, %error, "the store node cannot notify the receiver of a failed push");
             self.failures_under_way -= 1;
         }
     }
@@ -76,7 +76,7 @@ impl Owner {
             Err(error) => {
                 tracing::warn!(
                     imm = failure.name.imm, %error,
-                    "the receiver of a failed push was not notified"
+                    "the store node could not notify the receiver of a failed push"
                 );
             }
             Ok(()) => {}
@@ -95,7 +95,7 @@ impl Owner {
         });
         if let Some((share, _)) = waits {
             let share = *share;
-            tracing::warn!(%share, "a push to this node failed; aborting the share");
+            tracing::warn!(%share, "a push to this store node failed; aborting the share");
             self.blocks.abort(clock::now_ms(), share, AbortReason::PeerLost);
         }
     }
@@ -117,13 +117,13 @@ impl Owner {
         let done = Completion::callback(move |outcome| post.end(End::Probed { writer, outcome }));
         let message = peer_message::to_bytes(PeerMessage::Probe);
         if let Err(error) = self.transfer.send(peer, message, deadline, done) {
-            tracing::warn!(%peer, %error, "cannot probe a writer");
+            tracing::warn!(%peer, %error, "the store node cannot probe a node that writes to it");
         }
     }
 
     pub(super) fn writer_probed(&mut self, writer: u64, outcome: Outcome) {
         if let Err(error) = outcome {
-            tracing::warn!(writer, %error, "a writer does not answer; cutting it off");
+            tracing::warn!(writer, %error, "a node that writes to this store node does not answer; cutting it off");
             self.cut_off(writer);
         }
     }

@@ -209,7 +209,7 @@ impl Owner {
             objects,
         };
         if let Err(why) = self.order(number, source, message, lease_ms) {
-            tracing::debug!(reason = %why, "cannot request objects from a node");
+            tracing::debug!(reason = %why, "the store node cannot request objects from another node");
             self.source_lost(number);
         }
         true
@@ -260,7 +260,7 @@ impl Owner {
 
     pub(super) fn ordered(&mut self, number: u64, outcome: Outcome) {
         if let Err(error) = outcome {
-            tracing::debug!(%error, "cannot reach the node that holds the objects");
+            tracing::debug!(%error, "the store node cannot reach the node that holds the objects");
             self.source_lost(number);
         }
     }
@@ -361,7 +361,7 @@ impl Owner {
         if !is_own || objects.len() > AT_ONCE {
             tracing::warn!(
                 %peer, objects = objects.len(),
-                "refused an invalid request of a peer for objects"
+                "the store node refused an invalid request of a peer for objects"
             );
             self.metrics.messages_refused.inc();
             return;
@@ -440,7 +440,7 @@ impl Owner {
         let bytes = ObjectsMessage::NotSent(message).into_bytes();
         let deadline = Duration::from_millis(self.config.peer_stop_timeout_ms);
         if let Err(error) = self.transfer.send(peer, bytes, deadline, Completion::Ignore) {
-            tracing::warn!(%peer, %error, "cannot tell a node which objects are not sent");
+            tracing::warn!(%peer, %error, "the store node cannot tell a peer which objects it does not send");
         }
     }
 }

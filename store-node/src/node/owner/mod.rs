@@ -248,7 +248,7 @@ impl Owner {
         if let Some(driver) = &mut self.driver {
             let _ = (0..LAST_TURNS_MAX).take_while(|_| driver.turn()).count();
         }
-        tracing::info!(node = %self.config.node_id, "the node has drained");
+        tracing::info!(node = %self.config.node_id, "the store node has drained");
     }
 
     /// Everything that has come in. Answers whether there was anything.

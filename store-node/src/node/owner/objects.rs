@@ -158,7 +158,7 @@ impl Owner {
                 self.metrics.corrupt_blocks.inc();
                 tracing::error!(
                     slot = slot.0,
-                    "a client found a corrupt object in memory; dropped it"
+                    "an object client found a corrupt object in memory; the store node dropped it"
                 );
             }
         }
@@ -172,7 +172,7 @@ impl Owner {
         answer: Result<ToClient, Refusal>,
     ) -> Result<(), Broken> {
         let message = answer.unwrap_or_else(|Refusal(refusal, why)| {
-            self.metrics.objects.with_label_values(&["refused"]).inc();
+            self.metrics.object_requests_refused.inc();
             ToClient::Refused(v1::RefusedObjects { refusal: refusal.into(), reason: why })
         });
         self.clients.list[at].answer(request, message)
@@ -575,8 +575,8 @@ impl Owner {
         let answer = got.map(|slots| {
             let hits = slots.iter().flatten().count() as u64;
             let count = |what: &str, by| self.metrics.objects.with_label_values(&[what]).inc_by(by);
-            count("got", hits);
-            count("missed", slots.len() as u64 - hits);
+            count("hit", hits);
+            count("miss", slots.len() as u64 - hits);
             let generation = |slot: &Option<SlotIndex>| {
                 slot.and_then(|slot| self.blocks.generation(slot)).unwrap_or_default().0
             };

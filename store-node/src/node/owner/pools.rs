@@ -182,7 +182,7 @@ impl Owner {
                 false => {
                     tracing::error!(
                         %share, page, ?layers,
-                        "a bug: the staged layers are not the missing ones"
+                        "the store node staged layers that the page does not lack; report this as a bug"
                     );
                 }
             }

@@ -212,7 +212,7 @@ impl Owner {
             let part = Arc::clone(&tracker);
             let done = Completion::callback(move |outcome| part.part_done(outcome));
             if let Err(error) = self.transfer.write_paged(write, done) {
-                tracing::warn!(%share, %error, "cannot submit a write");
+                tracing::warn!(%share, %error, "the store node cannot submit a write of a push");
                 // Nothing of it was issued.
                 tracker.part_done(Err(WriteError::Cancelled));
             }
@@ -248,7 +248,7 @@ impl Owner {
         let target = &outgoing.target;
         let bytes = tail::encode(target.tx, checksums, due.engine, due.whole_blocks_only);
         if bytes.len() > target.tail_bytes_max as usize {
-            tracing::warn!(%share, bytes = bytes.len(), "the tail exceeds its reserved space");
+            tracing::warn!(%share, bytes = bytes.len(), "the tail of a push exceeds the space that the receiver reserved");
             outgoing.leaving.push_mut().tail_done(Err(Fault::Refused));
             return;
         }
@@ -267,7 +267,7 @@ impl Owner {
             post.end(End::Tail { share, push, outcome });
         });
         if let Err(error) = self.transfer.write(write, done) {
-            tracing::warn!(%share, %error, "cannot submit a tail");
+            tracing::warn!(%share, %error, "the store node cannot submit the tail of a push");
             outgoing.leaving.push_mut().tail_done(Err(Fault::PeerLost));
         }
     }
@@ -328,7 +328,7 @@ impl Owner {
             post.end(End::Drained { share, push, outcome });
         });
         if let Err(error) = self.transfer.drain_group(push, done) {
-            tracing::warn!(%share, %error, "cannot drain a push");
+            tracing::warn!(%share, %error, "the store node cannot drain a push");
             outgoing.leaving.drained(false);
         }
     }
@@ -369,7 +369,7 @@ impl Owner {
             None => "landed",
         };
         self.metrics.pushes.with_label_values(&[label]).inc();
-        tracing::debug!(%share, outcome = label, "push ended");
+        tracing::debug!(%share, outcome = label, "the store node ended a push");
         let now_ms = clock::now_ms();
         // While the read holds them: afterwards a slot may be another block's.
         self.drop_rotten(share, &rotten);
@@ -392,7 +392,7 @@ impl Owner {
             }
             Side::Prefill | Side::Decode => {
                 if let Some(fault) = fault {
-                    tracing::warn!(%share, ?fault, "the push failed; aborting the share");
+                    tracing::warn!(%share, ?fault, "a push of the store node failed; aborting the share");
                     self.tell_failed(name, endpoint);
                     self.blocks.abort(now_ms, share, AbortReason::PeerLost);
                 }
@@ -413,7 +413,7 @@ impl Owner {
             self.metrics.corrupt_blocks.inc();
             tracing::error!(
                 %share, page, slot = slot.0, dropped,
-                "a stored block failed its checksum; dropped it and the blocks after it"
+                "a stored block failed its checksum; the store node dropped it and the blocks after it"
             );
         }
     }
@@ -573,7 +573,7 @@ impl Tracker {
         // Which refusal it was is logged here and not needed further on.
         let error = outcome.err().map(|error| match error {
             WriteError::Refused(refusal) => {
-                tracing::warn!(share = %self.end.share, %refusal, "a receiver refused a write");
+                tracing::warn!(share = %self.end.share, %refusal, "a receiver refused a write of the store node");
                 WriteError::Refused(Refusal::Malformed)
             }
             other => other,

@@ -111,7 +111,7 @@ impl Owner {
         self.look_at_peers(now_ms);
         while let Some(plan) = self.blocks.poll_copy(now_ms) {
             let (copy, blocks) = (plan.copy, plan.keys.len());
-            tracing::info!(copy, blocks, to = %plan.to, cause = plan.cause.label(), "copying");
+            tracing::info!(copy_id = copy, blocks, target = %plan.to, cause = plan.cause.label(), "the store node copies blocks to another node");
             match self.own() {
                 Some(own) => {
                     self.replication.under_way.insert(copy, plan.clone());
@@ -128,7 +128,7 @@ impl Owner {
         if drained && !self.replication.drained {
             tracing::info!(
                 node = %self.config.node_id,
-                "drained: no work is in flight and no blocks remain to be copied"
+                "the store node is drained: no work is in flight and no blocks remain to be copied"
             );
         }
         self.replication.drained = drained;
@@ -185,8 +185,14 @@ impl Owner {
         };
         self.metrics.copies.with_label_values(&[cause.label(), outcome]).inc();
         match &result {
-            Ok(()) => tracing::info!(copy, cause = cause.label(), "copied"),
-            Err(error) => tracing::warn!(copy, cause = cause.label(), %error, "a copy failed"),
+            Ok(()) => tracing::info!(
+                copy_id = copy,
+                cause = cause.label(),
+                "the store node copied blocks to another node"
+            ),
+            Err(error) => {
+                tracing::warn!(copy_id = copy, cause = cause.label(), %error, "a copy of blocks to another node failed")
+            }
         }
         self.blocks.copied(now_ms, copy, result.clone());
         self.answer_copy(copy, result);
@@ -247,7 +253,7 @@ impl Owner {
         let key = block_key(&request.key)?;
         let to = address("target", &request.target)?;
         let (namespace, keys) = self.blocks.chain(key).ok_or(ChangeReplicaError::NotHere)?;
-        tracing::info!(?key, blocks = keys.len(), %to, "an administrator requested a copy");
+        tracing::info!(?key, blocks = keys.len(), target = %to, "an administrator requested a copy");
         Ok(self.blocks.change_replica(namespace, &keys, to)?)
     }
 
@@ -278,7 +284,7 @@ impl Owner {
             hot_chains_copied: view.hot_moved,
             hot_chains_left: view.hot_left,
             hot_chains_failed: view.hot_failed,
-            copies: view.copies,
+            copies_in_flight: view.copies,
             waiting_for: view.waiting_for,
         }
     }
@@ -299,7 +305,7 @@ impl Owner {
         let slot_bytes = self.cache.as_ref().map(|cache| cache.layout.slot_bytes());
         let hot_blocks = slot_bytes.map_or(0, |slot_bytes| hot_bytes / slot_bytes.max(1));
         let now_ms = clock::now_ms();
-        tracing::info!(node = %self.config.node_id, targets = ?request.targets, "draining");
+        tracing::info!(node = %self.config.node_id, targets = ?request.targets, "the store node drains");
         self.replication.targets.clone_from(&targets);
         // The targets were not looked at yet.
         self.replication.looked_ms = None;
@@ -318,7 +324,7 @@ impl Owner {
 
     pub(super) fn cancel_drain(&mut self) -> v1::DrainStatus {
         if self.blocks.is_draining() {
-            tracing::info!(node = %self.config.node_id, "draining cancelled");
+            tracing::info!(node = %self.config.node_id, "the store node cancelled its drain");
         }
         self.blocks.stop_draining();
         self.replication.targets.clear();

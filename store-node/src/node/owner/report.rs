@@ -34,7 +34,7 @@ impl Owner {
             slots_total: counts.slots,
             slots_free: counts.free,
             draining: self.drain_until_ms.is_some() || self.blocks.is_draining(),
-            load_at_unix_ms: clock::unix_ms(),
+            load_read_unix_ms: clock::unix_ms(),
             slots_available: self.blocks.available(),
             ssd: self.ssd_status(),
             persists_contexts: self.tiers.are_any(),
@@ -45,7 +45,7 @@ impl Owner {
     pub(super) fn report_status(&mut self, now_ms: u64) {
         let status = self.describe();
         let same = self.report.status.as_ref().is_some_and(|former| {
-            v1::NodeDescription { load_at_unix_ms: status.load_at_unix_ms, ..former.clone() }
+            v1::NodeDescription { load_read_unix_ms: status.load_read_unix_ms, ..former.clone() }
                 == status
         });
         let due = now_ms.saturating_sub(self.report.status_ms) >= STATUS_MS;

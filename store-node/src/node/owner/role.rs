@@ -60,7 +60,11 @@ impl Owner {
         session.instance.role_version += 1;
         session.role_set_ms = Some(now_ms);
         self.report.dirty = true;
-        tracing::info!(instance = request.instance_id, role = plays.as_str_name(), "role set");
+        tracing::info!(
+            instance = request.instance_id,
+            role = plays.as_str_name(),
+            "the store node set the role of an engine"
+        );
         Ok(v1::SetRoleReply { role_version: role_version + 1 })
     }
 }

@@ -120,7 +120,7 @@ impl Owner {
             Box::new(move |opened| {
                 let opened = opened.map_err(Refused::from).map(|opened| v1::OpenRouteReply {
                     route,
-                    pins: opened.pins,
+                    pins_digest: opened.pins,
                     blocks,
                     block_tokens,
                     d_qk: opened.d_qk,

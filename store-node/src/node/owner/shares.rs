@@ -97,7 +97,7 @@ impl Owner {
             fetch_until_block: request.fetch_until_block,
             has_remote_writer: endpoint.is_some(),
             is_ephemeral: request.cache_class() == v1::CacheClass::Ephemeral,
-            leaves_ssd: request.leave_ssd,
+            leaves_ssd: request.skip_promotion,
         };
         if self.legs.contains_key(&share) {
             // The same again gives the same answer; anything else is refused by the core.
@@ -150,7 +150,7 @@ impl Owner {
         if self.legs.get(&share).is_some_and(|leg| leg.replica)
             && let Err(error) = self.blocks.release(clock::now_ms(), share)
         {
-            tracing::debug!(%share, %error, "the share of a copy has already ended");
+            tracing::debug!(%share, %error, "the share of a copy of blocks has already ended");
         }
     }
 
@@ -251,7 +251,7 @@ impl Owner {
         for page in leg.cached_pages..cached_pages.min(leg.pages.count()) {
             let slot = leg.pages.slot(page);
             let Some(stored) = self.blocks.checksum_of(slot) else {
-                tracing::error!(%share, page, "a cached block has no checksum");
+                tracing::error!(%share, page, "the store node has no checksum of a cached block; report this as a bug");
                 return;
             };
             leg.pages.set_whole(page, slot, stored);
@@ -386,10 +386,10 @@ impl Owner {
 
     fn end_leg(&mut self, share: Share, outcome: Outcome) {
         let Some(leg) = self.legs.remove(&share) else { return };
-        tracing::debug!(%share, ?outcome, "share ended");
+        tracing::debug!(%share, ?outcome, "the store node ended a share");
         if let Some(incoming) = leg.incoming {
             if let Err(error) = self.transfer.cancel_imm(incoming.imm, Completion::Ignore) {
-                tracing::warn!(%share, %error, "cannot cancel a counter");
+                tracing::warn!(%share, %error, "the store node cannot cancel the counter of landed writes of a share");
             }
             self.tail_space.give_back(incoming.tail);
             if let Some(writer) = incoming.writer {

@@ -42,7 +42,7 @@ impl Owner {
         let message = peer_message::to_bytes(PeerMessage::StopPush(name));
         let deadline = Duration::from_millis(timeout_ms);
         if let Err(error) = self.transfer.send(peer, message, deadline, done) {
-            tracing::warn!(%share, %error, "cannot ask the writer to stop; cutting it off");
+            tracing::warn!(%share, %error, "the store node cannot ask the writer to stop; cutting it off");
             self.cut_off(writer);
         }
     }
@@ -53,7 +53,7 @@ impl Owner {
             && self.stops.waits(share)
             && let Some(writer) = self.writer_of(share)
         {
-            tracing::warn!(%share, %error, "cannot reach the writer; cutting it off");
+            tracing::warn!(%share, %error, "the store node cannot reach the writer; cutting it off");
             self.cut_off(writer);
         }
     }
@@ -74,7 +74,7 @@ impl Owner {
         if !self.writers.cut_done(writer, round, outcome) {
             return;
         }
-        tracing::warn!(writer, "cut off a lost node");
+        tracing::warn!(writer, "the store node cut off a lost node");
         self.metrics.writers_cut.inc();
         let of_writer = |share: &Share| self.writer_of(*share) == Some(writer);
         let shares: Vec<Share> = self.legs.keys().copied().filter(of_writer).collect();
@@ -101,7 +101,7 @@ impl Owner {
     pub(super) fn look_after_stops(&mut self, now_ms: u64) {
         for share in self.stops.take_late(now_ms) {
             let Some(writer) = self.writer_of(share) else { continue };
-            tracing::warn!(%share, "the writer did not confirm that it stopped; cutting it off");
+            tracing::warn!(%share, "the node that writes to this store node did not confirm that it stopped; cutting it off");
             self.cut_off(writer);
         }
         for writer in self.writers.unfinished() {
@@ -114,7 +114,7 @@ impl Owner {
             Ok(Heard::OfPush(message)) if !self.may_say(peer, message) => {
                 tracing::warn!(
                     %peer, ?message,
-                    "refused a message of a peer about a push of another node"
+                    "the store node refused a message of a peer about a push of another node"
                 );
                 self.metrics.messages_refused.inc();
             }
@@ -126,7 +126,9 @@ impl Owner {
                 PeerMessage::Probe => {}
             },
             Ok(Heard::OfObjects(message)) => self.take_objects_message(peer, *message),
-            Err(error) => tracing::warn!(%peer, %error, "cannot decode a message of a peer"),
+            Err(error) => {
+                tracing::warn!(%peer, %error, "the store node cannot decode a message of a peer; check the versions of both")
+            }
         }
         self.run_actions();
     }
@@ -193,7 +195,7 @@ impl Owner {
         let bytes = peer_message::to_bytes(message);
         let sent = self.transfer.send(peer, bytes, deadline, Completion::Ignore);
         if let Err(error) = sent {
-            tracing::warn!(%peer, %error, "cannot answer a node");
+            tracing::warn!(%peer, %error, "the store node cannot answer a peer");
         }
     }
 }

@@ -199,7 +199,7 @@ impl Owner {
         let (Some(why), Some(ssd)) = (why, &mut self.tiers.ssd) else { return };
         self.metrics.ssd_errors.inc();
         if ssd.error.as_ref().is_none_or(|(_, known)| *known != why) {
-            tracing::warn!(reason = why, "an operation of the SSD failed");
+            tracing::warn!(reason = why, "an operation of the store node on the SSD failed");
         }
         ssd.error = Some((now_ms, why));
         self.report.dirty = true;
@@ -282,7 +282,7 @@ impl Owner {
         }
         let ahead = self.read_ahead(Some(namespace), &BlockKey::list(&request.keys)?)?;
         let Prefetched { memory_blocks, promoting_blocks } = ahead;
-        Ok(v1::PrefetchReply { memory_blocks, promoting_blocks })
+        Ok(v1::PrefetchReply { dram_blocks: memory_blocks, promoting_blocks })
     }
 
     pub(super) fn read_ahead(

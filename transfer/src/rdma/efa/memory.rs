@@ -181,7 +181,7 @@ impl Drop for Registration {
                     std::thread::sleep(AGAIN);
                 }
                 Err(error @ CloseError::Refused(_)) => {
-                    tracing::error!(%error, "cannot end a registration; giving up the device");
+                    tracing::error!(%error, "the transfer engine cannot end a memory registration; giving up the libfabric device");
                     self.landing.fail();
                 }
             }

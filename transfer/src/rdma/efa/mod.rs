@@ -66,7 +66,7 @@ pub(super) fn open(config: &EfaConfig) -> Result<(String, Opened), CardError> {
     if config.provider == "tcp" && library.version() < OWN_TCP {
         tracing::warn!(
             version = %library.version(),
-            "libfabric's provider `tcp` before 1.18 may crash when a peer is cut off while its write arrives"
+            "libfabric's provider `tcp` before 1.18 may crash when a peer is cut off while its write arrives; install libfabric 1.18 or later"
         );
     }
     let info = choose(library, config)?;
@@ -117,7 +117,7 @@ pub(super) fn open(config: &EfaConfig) -> Result<(String, Opened), CardError> {
     let placement = first.placement();
     tracing::info!(
         %provider, domain = %card.domain.details().domain, ?placement,
-        "opened a libfabric device"
+        "the transfer engine opened a libfabric device"
     );
     let name = card.domain.details().domain.clone();
     Ok((name, (Box::new(card), registry)))
@@ -417,7 +417,10 @@ impl Card for EfaCard {
             match pipe.poll(&mut of_pipe) {
                 Ok(found) => any |= found,
                 Err(error) => {
-                    tracing::warn!(error = error.sentence(), "a pipe failed");
+                    tracing::warn!(
+                        error = error.sentence(),
+                        "the connection of the transfer engine to a peer over libfabric failed"
+                    );
                     let (lane, failure) = (MESSAGES, Failure::Broken);
                     of_pipe.push(Event::Failed { lane, tag: None, failure });
                 }

@@ -110,7 +110,7 @@ impl Writer {
                     break;
                 }
                 Err(PostError::PeerGone(failure)) => {
-                    tracing::debug!(%failure, "cannot write to a peer");
+                    tracing::debug!(%failure, "the transfer engine cannot write to a peer over libfabric");
                     let failure = Failure::Broken;
                     events.push(Event::Failed { lane: due.lane, tag: Some(due.tag), failure });
                 }
@@ -128,7 +128,7 @@ impl Writer {
                 Some(Event::Done { lane, tag })
             }
             Completion::Failed { token, error, .. } => {
-                tracing::debug!(%error, "a posted operation failed");
+                tracing::debug!(%error, "a posted libfabric operation failed");
                 let (lane, tag) = Self::named(token);
                 let is_refused = matches!(error, OperationError::RemoteAccess(_));
                 let failure = if is_refused { Failure::Refused } else { Failure::Broken };
@@ -199,12 +199,12 @@ impl Target {
                 piece.ok().map(Event::Piece)
             }
             Completion::Failed { error, .. } => {
-                tracing::debug!(%error, "cannot receive a message");
+                tracing::debug!(%error, "the transfer engine cannot receive a message over libfabric");
                 let failure = Failure::Broken;
                 Some(Event::Failed { lane: MESSAGES, tag: None, failure })
             }
             Completion::Trouble { error } => {
-                tracing::debug!(%error, "refused an operation of a peer");
+                tracing::debug!(%error, "the transfer engine refused an operation of a peer");
                 None
             }
             Completion::Done { .. } => None,

@@ -116,7 +116,7 @@ impl RdmaOut {
 
 fn no_pipe(error: &CardError, hub: &Hub) -> LinkEnd {
     let error = error.sentence();
-    tracing::warn!(engine = %hub.shared.config.name, error, "cannot create a pipe to a peer");
+    tracing::warn!(engine = %hub.shared.config.name, error, "the transfer engine cannot create an RDMA connection to a peer");
     // Such as a route that is gone for a while.
     LinkEnd::Lost
 }

@@ -35,7 +35,10 @@ pub(super) fn choose(wanted: &[DeviceSpec]) -> Result<Vec<Chosen>, CardError> {
         let room = CARDS_MAX.saturating_sub(chosen.len());
         for left_out in usable.split_off(usable.len().min(room)) {
             let name = left_out.info.name;
-            tracing::warn!(name, "ignoring an RDMA device: an engine uses at most {CARDS_MAX}");
+            tracing::warn!(
+                device = name,
+                "the transfer engine ignores an RDMA device: it uses at most {CARDS_MAX}"
+            );
         }
         chosen.append(&mut usable);
     } else if wanted.is_empty() && !usable.is_empty() {

@@ -69,7 +69,7 @@ pub(super) struct Ask {
     pub leg: Leg,
     pub prompt_tokens: u32,
     pub answer: AnswerOptions,
-    pub rank_delay_us: u64,
+    pub priority_delay_us: u64,
     pub chunks: Vec<ChunkRequest>,
 }
 
@@ -90,7 +90,7 @@ impl Ask {
             logprobs: None,
             text: TextOptions::default(),
         };
-        Ask { serial, leg, prompt_tokens, answer, rank_delay_us: 0, chunks: Vec::new() }
+        Ask { serial, leg, prompt_tokens, answer, priority_delay_us: 0, chunks: Vec::new() }
     }
 
     pub(super) fn share(&self) -> Share {
@@ -209,7 +209,7 @@ impl Bench {
             namespace: (ask.leg != Leg::Prefill).then_some(NAMESPACE),
             routed: Vec::new(),
             chunks: ask.chunks.clone(),
-            rank_delay_us: ask.rank_delay_us,
+            priority_delay_us: ask.priority_delay_us,
         };
         let tokens = if ask.leg == Leg::Decode { 0 } else { ask.prompt_tokens };
         let admitted = self.scheduler.shared.admission.try_admit(tokens).expect("room");
@@ -269,6 +269,6 @@ impl Bench {
     }
 
     pub(super) fn computed(&self) -> u64 {
-        self.scheduler.shared.metrics.prompt_tokens_computed.get()
+        self.scheduler.shared.metrics.computed_prompt_tokens.get()
     }
 }

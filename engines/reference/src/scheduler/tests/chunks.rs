@@ -16,8 +16,8 @@ fn ask(chunks: &[std::ops::Range<u32>]) -> Ask {
 /// What the node was asked for: handle and keys.
 fn lookups(bench: &Bench) -> Vec<(u64, Vec<u8>)> {
     let get = |message| match message {
-        Message::Get(v1::GetBlocks { handle, keys, memory_only }) => {
-            assert!(memory_only, "it does not look twice");
+        Message::Get(v1::GetBlocks { handle, keys, skip_promotion }) => {
+            assert!(skip_promotion, "it does not look twice");
             Some((handle, keys))
         }
         _ => None,
