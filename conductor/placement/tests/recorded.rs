@@ -312,7 +312,7 @@ fn what_was_changed_is_found() {
     let is_chosen = |one: &Value| one["reference"].as_u64() == chosen.parse().ok();
     let chosen = instances.iter().position(is_chosen).expect("it is one of them");
     found(&format!("/inputs/instances/{chosen}/reference"), 77.into(), "prefill_instance");
-    assert_eq!(differences("/decided/predicted_ttft_us", "7".into()), ["predicted_ttft_us"]);
+    assert_eq!(differences("/decision/predicted_ttft_us", "7".into()), ["predicted_ttft_us"]);
 }
 
 #[test]
@@ -325,8 +325,8 @@ fn what_is_no_recorded_decision_is_refused_and_says_why() {
         let error: RecordedError = RecordedDecision::read(changed).expect_err("refused");
         assert!(error.to_string().contains(want), "{error} lacks {want}");
     };
-    check("/form", 1.into(), "format 1; this version reads format 11");
-    check("/form", "x".into(), "format \"x\"");
+    check("/format_version", 1.into(), "format 1; this version reads format 12");
+    check("/format_version", "x".into(), "format \"x\"");
     check("/inputs/request", Value::Null, "not a recorded decision");
     check("/inputs/hosts/0/in_free_us", u64::MAX.into(), "`in_free_us` is out of range");
     check("/inputs/instances/0/host", 6.into(), "`host` is out of range");

@@ -4,6 +4,7 @@
 //! - `tests/packages.rs`: allowed dependencies, dependencies forbidden for cores, one path for each public item, lints
 //! - `tests/files.rs`: file sizes, unsafe code, unfinished work, the licence
 //! - `tests/documents.rs`: links between documents
+//! - `tests/commands.rs`: the record of documented commands
 //! - `tests/mutations.rs`: each mutation has its place in the code
 //! - `tests/style.rs`: text in plain English
 //!
@@ -12,6 +13,7 @@
 
 pub mod modules;
 pub mod prose;
+mod python;
 
 use std::path::{Path, PathBuf};
 
@@ -46,6 +48,14 @@ pub fn files(endings: &[&str]) -> Vec<PathBuf> {
     }
     found.sort();
     found
+}
+
+/// The first line of a file without an ending, if the file is a script.
+pub fn script_line(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_string_lossy();
+    let bytes = (!name.contains('.')).then(|| std::fs::read(root().join(path)).ok())??;
+    let line = bytes.split(|byte| *byte == b'\n').next()?.strip_prefix(b"#!")?;
+    Some(String::from_utf8_lossy(line).into_owned())
 }
 
 pub fn read(path: &Path) -> String {

@@ -9,7 +9,7 @@ use std::path::Path;
 use regex::Regex;
 use syn::visit::{self, Visit};
 
-use crate::{files, read};
+use crate::{files, python, read, script_line};
 
 /// Text and the line at which it starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub fn documents() -> Vec<Passage> {
     found
 }
 
-/// String literals and help texts of the product: errors, logs, metrics and descriptions.
+/// String literals and help texts of the product (errors, logs, metrics and descriptions), and strings of Python.
 pub fn literals() -> Vec<Passage> {
     let mut found = Vec::new();
     for path in files(&[".rs"]).iter().filter(|path| is_product(path)) {
@@ -74,6 +74,10 @@ pub fn literals() -> Vec<Passage> {
         let is_sentence = |literal: &Passage| words(literal) >= 3;
         found.extend(lexed.passages(&name, &lexed.literals).into_iter().filter(is_sentence));
         found.extend(help(&name, &text));
+    }
+    for path in files(&[""]).iter().filter(|path| is_python(path) && !is_python_test(path)) {
+        let found_here = python_strings(path, false).into_iter();
+        found.extend(found_here.filter(|literal| words(literal) >= 3));
     }
     for path in files(&[".json"]).iter().filter(|path| path.to_string_lossy().contains("openapi")) {
         let text = read(path);
@@ -84,59 +88,75 @@ pub fn literals() -> Vec<Passage> {
     found
 }
 
-/// Comments of configurations, manifests and protobuf files, which users read.
+/// Comments of configurations, manifests, protobuf files and C headers, and docstrings of the Python client.
 pub fn settings() -> Vec<Passage> {
-    let is_read = |path: &Path| {
-        let path = path.to_string_lossy();
-        path.ends_with(".proto")
-            || path.ends_with(".h")
-            || path.starts_with("configs") && path.ends_with(".toml")
-            || path.starts_with("deploy") && path.ends_with(".yaml")
-    };
-    let found = files(&[".proto", ".toml", ".yaml", ".h"]);
-    let mut found: Vec<Passage> =
-        found.iter().filter(|path| is_read(path)).flat_map(|path| file_comments(path)).collect();
-    let python = files(&[".py"]).into_iter();
-    let client = python.filter(|path| path.starts_with("store-node/client/python"));
-    found.extend(client.flat_map(|path| docstrings(&path)));
-    found
+    files(&[""])
+        .iter()
+        .filter(|path| is_setting(path))
+        .flat_map(|path| file_comments(path))
+        .collect()
 }
 
-/// Comments in code, by the package that they are in.
+/// Other comments and docstrings, by the package that they are in.
 pub fn comments(package: &Path) -> Vec<Passage> {
-    let code = files(&[".rs", ".py", ".cu", ".c", ".sh", ".toml", ".yml", "run", "build"]);
     let is_here = |path: &Path| package_of(path) == package && !is_generated(path);
-    // Configurations are for users: see `settings`.
-    let here = code.iter().filter(|path| is_here(path) && !path.starts_with("configs"));
+    let found = files(&[""]);
+    let here = found.iter().filter(|path| is_here(path) && !is_setting(path));
     here.flat_map(|path| file_comments(path)).collect()
 }
 
+/// Whether a user reads a file's comments.
+fn is_setting(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    match ending(path) {
+        Some("proto" | "h") => true,
+        Some("toml") => path.starts_with("configs"),
+        Some("yaml") => path.starts_with("deploy"),
+        Some("py") => path.starts_with("store-node/client/python"),
+        _ => name.ends_with("Dockerfile"),
+    }
+}
+
+fn ending(path: &Path) -> Option<&str> {
+    path.extension().and_then(|ending| ending.to_str())
+}
+
+fn is_python(path: &Path) -> bool {
+    ending(path) == Some("py") || script_line(path).is_some_and(|line| line.contains("python"))
+}
+
+/// The strings of tests are prompts and expected answers.
+fn is_python_test(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("test_"))
+}
+
 fn file_comments(path: &Path) -> Vec<Passage> {
-    match path.extension().and_then(|ending| ending.to_str()) {
-        Some("rs" | "proto" | "cu" | "c" | "h") => {
+    match ending(path) {
+        Some("rs" | "proto" | "cu" | "cuh" | "c" | "cc" | "cpp" | "h" | "hpp" | "mjs" | "css") => {
             let text = read(path);
             let lexed = lex(&text);
             lexed.passages(&path.to_string_lossy(), &lexed.comments)
         }
-        _ => hash_comments(path),
+        Some("toml" | "yml" | "yaml" | "sh") => hash_comments(path),
+        _ if is_python(path) => [hash_comments(path), python_strings(path, true)].concat(),
+        _ if script_line(path).is_some() || path.ends_with("Dockerfile") => hash_comments(path),
+        _ => Vec::new(),
     }
 }
 
-/// Documentation strings of Python, without their indented examples.
-fn docstrings(path: &Path) -> Vec<Passage> {
-    let text = read(path);
-    let mut found = Vec::new();
-    let mut line = 1;
-    for (at, part) in text.split("\"\"\"").enumerate() {
-        if at % 2 == 1 {
-            found.extend(paragraphs(&path.to_string_lossy(), part).into_iter().map(|mut one| {
-                one.line += line - 1;
-                one
-            }));
-        }
-        line += part.matches('\n').count();
-    }
-    found
+/// The docstrings of a Python file, or its other strings.
+fn python_strings(path: &Path, docstrings: bool) -> Vec<Passage> {
+    let name = path.to_string_lossy();
+    let found = python::strings(&read(path)).into_iter();
+    let of_kind = found.filter(|string| string.is_docstring == docstrings);
+    of_kind
+        .flat_map(|string| {
+            paragraphs(&name, &string.text).into_iter().map(move |mut passage| {
+                passage.line += string.line - 1;
+                passage
+            })
+        })
+        .collect()
 }
 
 /// The folder of the nearest `Cargo.toml` above a file.
@@ -150,8 +170,11 @@ fn is_generated(path: &Path) -> bool {
     path.contains("generated") || path.contains("bindings")
 }
 
-/// Not a test, a benchmark, an example or a fuzzer.
+/// Not a test, a benchmark, an example or a fuzzer. `kvasir replay` is a command of the product.
 fn is_product(path: &Path) -> bool {
+    if path.starts_with("benches/replay/src") {
+        return true;
+    }
     let name = path.to_string_lossy();
     let is_aside = ["tests", "examples", "fuzz", "benches"].iter().any(|folder| {
         name.starts_with(&format!("{folder}/")) || name.contains(&format!("/{folder}/"))
@@ -216,6 +239,9 @@ fn hash_comments(path: &Path) -> Vec<Passage> {
             goes_on = false;
             continue;
         };
+        if bare.starts_with('!') {
+            continue;
+        }
         let bare = bare.trim_start_matches('#').trim();
         match found.last_mut().filter(|_| goes_on && !bare.is_empty()) {
             Some(last) => last.text = format!("{} {}", last.text, without_code(bare)),
@@ -465,5 +491,42 @@ mod tests {
         let source = "/// Flags.\n#[derive(Debug, clap::Args)]\nstruct F {\n/// One.\na: u8 }\n/// Not.\nstruct G;";
         let texts: Vec<String> = help("f", source).into_iter().map(|one| one.text).collect();
         assert_eq!(texts, ["Flags.", "One."]);
+    }
+
+    fn files_of(found: &[Passage]) -> Vec<&str> {
+        found.iter().map(|passage| passage.file.as_str()).collect()
+    }
+
+    #[test]
+    fn scripts_dockerfiles_cpp_and_docstrings_are_scanned() {
+        let (root, attention) =
+            (comments(Path::new("")), comments(Path::new("store-node/attention")));
+        let scripts = [".ci/run", "deploy/split-debug", "docs/build", "tests/verbs-vm/init"];
+        for script in scripts {
+            assert!(files_of(&root).contains(&script), "{script} has comments");
+        }
+        assert!(!root.iter().any(|passage| passage.text.starts_with("!/")), "`#!` is no comment");
+        assert!(files_of(&attention).contains(&"store-node/attention/tests/cuda/driver.cpp"));
+        let has_docstring =
+            |passage: &Passage| passage.file == "tests/e2e/test_node.py" && passage.line == 1;
+        assert!(root.iter().any(has_docstring));
+        let settings = settings();
+        assert!(files_of(&settings).contains(&"deploy/Dockerfile"));
+        assert!(files_of(&settings).contains(&"store-node/client/python/kvasir_client/engine.py"));
+    }
+
+    #[test]
+    fn errors_and_help_of_replay_and_of_python_are_scanned() {
+        assert!(is_product(Path::new("benches/replay/src/report.rs")));
+        assert!(!is_product(Path::new("benches/replay/tests/roles.rs")));
+        let found = literals();
+        for file in [
+            "benches/replay/src/trace.rs",
+            "benches/peers/store/compare.py",
+            "store-node/client/python/kvasir_client/__init__.py",
+        ] {
+            assert!(files_of(&found).contains(&file), "{file} has literals");
+        }
+        assert!(!files_of(&found).contains(&"tests/e2e/test_openai.py"));
     }
 }
