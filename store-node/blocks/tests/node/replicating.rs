@@ -144,7 +144,7 @@ fn a_copy_that_failed_is_made_elsewhere_after_a_while() {
     assert_eq!(plan.to, peer("near"));
     node.blocks.copied(node.now_ms, plan.copy, Err(lost("near")));
     assert_eq!(polled(&mut node), [], "not at once");
-    assert_eq!(view(&node).waiting_for, "near does not answer: no route");
+    assert_eq!(view(&node).waiting_for, "the target node near does not answer: no route");
     node.now_ms += 1_000;
     let plan = node.blocks.poll_copy(node.now_ms).expect("a copy");
     assert_eq!((&plan.to, plan.kept.map(|kept| kept.expires_unix_ms)), (&peer("far"), Some(9_000)));
