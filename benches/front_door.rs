@@ -217,7 +217,7 @@ fn start_conductor(folder: &Path, nodes: &[Node]) -> Result<(Process, SocketAddr
         monitor_listen: free_address()?,
         nodes,
         api_keys_file: Some(folder.join("keys.toml")),
-        models: vec![ModelConfig { name: MODEL.to_owned(), path: MODEL_DIR.into() }],
+        models: vec![ModelConfig { name: MODEL.to_owned(), tokenizer_dir: MODEL_DIR.into() }],
         ..ConductorConfig::default()
     };
     let config = toml::to_string(&config)?;
@@ -297,7 +297,7 @@ impl Node {
                     routed: None,
                 },
                 layout: layout.clone(),
-                grpc_address: engine.to_string(),
+                engine_address: engine.to_string(),
                 running_requests_max: 4096,
                 pool: None,
             };

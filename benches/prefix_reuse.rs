@@ -65,7 +65,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let flags = format!("--model {MODEL} --prefill 1 --decode 1 --dram-bytes 512MiB");
+    let flags = format!("--model-dir {MODEL} --prefill 1 --decode 1 --dram-bytes 512MiB");
     let cluster = Cluster::start(&flags).await;
     println!("| tokens | cold ms | second turn ms | ratio |");
     println!("| --- | --- | --- | --- |");

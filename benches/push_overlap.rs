@@ -59,7 +59,7 @@ impl Bench {
         let logs = logs.join(name);
         std::fs::create_dir_all(&logs).expect("a folder for logs");
         let flags = format!(
-            "{flags} --model {MODEL} --prefill-chunk-tokens {CHUNK_TOKENS} --dram-bytes 512MiB \
+            "{flags} --model-dir {MODEL} --prefill-chunk-tokens {CHUNK_TOKENS} --dram-bytes 512MiB \
              --layer-log-dir {}",
             logs.display()
         );

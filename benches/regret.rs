@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode, Stdio};
 use serde_json::Value;
 
 const GRID: [&str; 9] = [
-    "--model=configs/models/tiny-deepseek-v2",
+    "--model-dir=configs/models/tiny-deepseek-v2",
     "--transport=shm,tcp,tcp:20MiB",
     "--document=128,512,1536",
     "--agents=1,4",

@@ -410,7 +410,7 @@ pub struct ModelConfig {
     /// The model's name in requests. Engines that serve it attach with the same name.
     pub name: String,
     /// Directory with `tokenizer.json`, `tokenizer_config.json` and optionally `chat_template.jinja`.
-    pub path: PathBuf,
+    pub tokenizer_dir: PathBuf,
 }
 
 /// The network between nodes. A fetch takes the latency plus its size over the bandwidth. The bandwidth of each node is

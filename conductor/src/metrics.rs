@@ -110,7 +110,7 @@ impl Metrics {
                 &registry,
                 IntGaugeVec::new(
                     Opts::new(
-                        "kvasir_conductor_queued_choices",
+                        "kvasir_conductor_choices_queued",
                         "Answers in the admission queue, by priority.",
                     ),
                     &["priority"],
@@ -134,8 +134,8 @@ impl Metrics {
             )?,
             reloads: counters(
                 "kvasir_conductor_reloads_total",
-                "Reloads of changed API-key and certificate files, by result.",
-                &["file", "result"],
+                "Reloads of changed API-key and certificate files, by outcome.",
+                &["file", "outcome"],
             )?,
             proxied: ProxyMetrics {
                 requests: counters(
@@ -155,7 +155,7 @@ impl Metrics {
                 )?,
             },
             bodies_bytes: gauge(
-                "kvasir_conductor_request_body_bytes",
+                "kvasir_conductor_buffered_bodies_bytes",
                 "Bytes of request bodies in memory, in steps of 1 KiB.",
             )?,
             choices_in_flight: gauge(
@@ -164,8 +164,8 @@ impl Metrics {
             )?,
             choices: counters(
                 "kvasir_conductor_choices_total",
-                "Finished answers by result.",
-                &["result"],
+                "Finished answers, by outcome.",
+                &["outcome"],
             )?,
             ttft: seconds(
                 "kvasir_conductor_ttft_seconds",
@@ -202,7 +202,7 @@ impl Metrics {
             aborts: counters(
                 "kvasir_conductor_abort_calls_total",
                 "Aborts of shares at store nodes, by whether the node confirmed.",
-                &["result"],
+                &["outcome"],
             )?,
             aborts_in_flight: gauge(
                 "kvasir_conductor_abort_calls_in_flight",
@@ -243,7 +243,7 @@ impl Metrics {
 
     /// The counters of one followed file.
     pub(crate) fn reloads_of(&self, file: &str) -> reload::Counters {
-        let count = |result| self.reloads.with_label_values(&[file, result]);
+        let count = |outcome| self.reloads.with_label_values(&[file, outcome]);
         reload::Counters { taken: count("accepted"), refused: count("rejected") }
     }
 

@@ -105,7 +105,7 @@ impl Conductor {
     }
 
     /// Where gRPC is served.
-    pub fn grpc_address(&self) -> SocketAddr {
+    pub fn engine_address(&self) -> SocketAddr {
         address_of(&self.grpc, self.config.grpc_listen)
     }
 
@@ -123,7 +123,7 @@ impl Conductor {
     }
 
     async fn serve_and_drain(self, shutdown: CancellationToken) -> Result<(), Error> {
-        let (http_address, grpc_address) = (self.http_address(), self.grpc_address());
+        let (http_address, engine_address) = (self.http_address(), self.engine_address());
         let watch_address = self.watch_address();
         let Conductor { config, http, grpc, watch, texts, proxies, metrics, access, tls } = self;
         // The cluster is followed until the last request has ended.
@@ -211,7 +211,7 @@ impl Conductor {
                 .add_service(scheduler_service(cluster, Arc::clone(serving.recorder())))
                 .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned()),
         );
-        tracing::info!(http = %http_address, grpc = %grpc_address, monitor = %watch_address, "the conductor is serving");
+        tracing::info!(http = %http_address, grpc = %engine_address, monitor = %watch_address, "the conductor is serving");
 
         let failed = tokio::select! {
             () = shutdown.cancelled() => None,

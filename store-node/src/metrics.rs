@@ -14,6 +14,8 @@ pub(crate) struct Metrics {
     quarantine_oldest: Gauge,
     pins: IntGauge,
     core: IntCounterVec,
+    share_events: IntCounterVec,
+    prefetch_hints: IntCounterVec,
     pool_pages: IntGaugeVec,
     pool_copies: IntGauge,
     pool_blocks: IntCounterVec,
@@ -109,7 +111,7 @@ impl Metrics {
         registry.register(Box::new(copies.clone()))?;
         Ok(Metrics {
             slots: gauges("slots", "Slots by state.", "state")?,
-            evictable_slots: gauge("evictable_slots", "Committed slots without a pin.")?,
+            evictable_slots: gauge("slots_evictable", "Committed slots without a pin.")?,
             shares: gauge("shares", "Shares of transactions that are open or aborting.")?,
             shares_aborting: gauge(
                 "shares_aborting",
@@ -117,10 +119,16 @@ impl Metrics {
             )?,
             quarantine_oldest,
             pins: gauge("pins", "Pins on committed blocks.")?,
-            core: counters(
-                "block_events_total",
-                "Events of blocks and transactions, by event.",
+            core: counters("block_events_total", "Events of blocks, by event.", "event")?,
+            share_events: counters(
+                "share_events_total",
+                "Events of the shares of transactions, by event.",
                 "event",
+            )?,
+            prefetch_hints: counters(
+                "prefetch_hints_total",
+                "Hints of conductors and lookups of engines that announce a request for blocks, by outcome.",
+                "outcome",
             )?,
             pool_pages: gauges("pool_pages", "Pages of engines' own pools by state.", "state")?,
             pool_copies: gauge(
@@ -337,11 +345,6 @@ impl Metrics {
             ("duplicate", counts.duplicates_total),
             ("evicted", counts.evicted_total),
             ("dropped", counts.dropped_total),
-            ("lease_expired", counts.leases_over_total),
-            ("aborted", counts.aborts_total),
-            ("refused_no_capacity", counts.refused_no_space_total),
-            ("tombstone_discarded", counts.tombstones_forgotten_total),
-            ("finished_discarded", counts.finished_forgotten_total),
             ("demoted", counts.sunk_total),
             ("demote_failed", counts.sinks_failed_total),
             ("promoted", counts.risen_total),
@@ -358,8 +361,6 @@ impl Metrics {
             ("download_timeout", counts.downloads_late_total),
             ("object_store_lost", counts.bucket_lost_total),
             ("evicted_not_demoted", counts.evicted_unsunk_total),
-            ("prefetch_hint", counts.hints_total),
-            ("prefetch_hint_refused", counts.hints_refused_total),
             ("prefetched", counts.prefetched_total),
             ("prefetched_used", counts.prefetched_used_total),
             ("prefetched_unused", counts.prefetched_unused_total),
@@ -379,6 +380,19 @@ impl Metrics {
         set_all(&self.bucket_blocks, &bucket_blocks);
         self.bucket_bytes.set(counts.bucket_bytes as i64);
         raise_all(&self.core, &events);
+        let shares = [
+            ("aborted", counts.aborts_total),
+            ("lease_expired", counts.leases_over_total),
+            ("refused_no_capacity", counts.refused_no_space_total),
+            ("tombstone_discarded", counts.tombstones_forgotten_total),
+            ("finished_discarded", counts.finished_forgotten_total),
+        ];
+        raise_all(&self.share_events, &shares);
+        let accepted = counts.hints_total.saturating_sub(counts.hints_refused_total);
+        raise_all(
+            &self.prefetch_hints,
+            &[("accepted", accepted), ("refused", counts.hints_refused_total)],
+        );
     }
 
     /// Sets the metrics of the SSD log. `before` are its last counts; a recovered log starts at 0.

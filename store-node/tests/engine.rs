@@ -133,7 +133,7 @@ async fn a_connection_that_is_lost_is_not_the_end_of_a_process_that_may_still_wr
         role: options.role.into(),
         model: Some(options.model),
         layout: Some((&options.layout).into()),
-        grpc_address: options.grpc_address,
+        engine_address: options.engine_address,
         running_requests_max: 1,
         pool: None,
         pid: 0,

@@ -137,7 +137,11 @@ async fn status_tells_of_engine_load_and_draining() {
             && status.layout == Some((&layout()).into())
     })
     .await;
-    let load = v1::InstanceLoad { running: 3, waiting: 4, ..v1::InstanceLoad::default() };
+    let load = v1::InstanceLoad {
+        running_requests: 3,
+        waiting_requests: 4,
+        ..v1::InstanceLoad::default()
+    };
     engine.attachment.publish_load(&load);
     let is_said = |one: &v1::AttachedInstance| one.load == Some(load);
     sees(&mut copy, &|status| status.instances.iter().any(is_said)).await;

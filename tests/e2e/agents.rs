@@ -34,7 +34,7 @@ fn the_demonstration_measures_every_alternative_and_says_what_was_decided() {
         let decided: u64 = WAYS.iter().map(|way| whole(&cell["decisions"][way])).sum();
         assert_eq!(decided, agents, "each agent was given one way: {cell}");
         let least = measured.iter().copied().fold(f64::INFINITY, f64::min);
-        let best = WAYS.iter().position(|way| cell["best"] == **way).expect("one of them");
+        let best = WAYS.iter().position(|way| cell["fastest"] == **way).expect("one of them");
         assert_eq!(measured[best], least, "{cell}");
         least_by[best] += 1;
         let regret = cell["regret"].as_f64().expect("a ratio");
@@ -57,7 +57,7 @@ fn the_demonstration_measures_every_alternative_and_says_what_was_decided() {
         assert_eq!(cell["same_tokens"], true, "{cell}");
     }
     for (way, count) in WAYS.iter().zip(least_by) {
-        assert_eq!(whole(&said["fastest"][way]), count);
+        assert_eq!(whole(&said["fastest_counts"][way]), count);
     }
     assert_eq!(whole(&said["within_10_percent"]), right);
     let svg = std::fs::read_to_string(&plot).expect("the plot");

@@ -22,7 +22,7 @@ async fn roles(cluster: &Cluster, watch: &str) -> Vec<(String, String)> {
     let engines = nodes.flat_map(|node| node["instances"].as_array().expect("instances"));
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     let mut roles: Vec<_> =
-        engines.map(|engine| (text(&engine["instance"]), text(&engine["role"]))).collect();
+        engines.map(|engine| (text(&engine["instance"]), text(&engine["current_role"]))).collect();
     roles.sort();
     roles
 }

@@ -103,7 +103,7 @@ async fn a_drained_decode_node_is_not_missed_and_what_it_kept_is_answered_from_t
     assert_eq!(status["drain"]["context_chains_copied"], 1, "{status}");
     assert_eq!(cluster.ready_of(drained).await, (503, "draining\n".into()));
     // As many blocks, kept for the same tenant until the same time.
-    let mut kept = [drained, other].map(|node| asked(&cluster, node, "list --class context"));
+    let mut kept = [drained, other].map(|node| asked(&cluster, node, "list --block-class context"));
     for of in &mut kept {
         of.iter_mut().for_each(|block| block["dram"] = Value::Null);
         of.sort_by_key(|block| block["key"].to_string());

@@ -24,7 +24,7 @@ async fn sent(cluster: &Cluster, node: &str, domain: &str) -> (f64, f64) {
 /// The prefill node loses all it held; the decode node still has every prompt.
 async fn check_fetch(variant: Variant, domain: &str) {
     let model = variant.model();
-    let flags = format!("--always-fetch --transport {domain} --model {}", model.display());
+    let flags = format!("--always-fetch --transport {domain} --model-dir {}", model.display());
     let cluster = Cluster::start(&flags).await;
     let cases = variant.cases();
     for case in &cases {
@@ -76,7 +76,7 @@ async fn check_spreading(variant: Variant, domain: &str) {
     const AT_ONCE: usize = 8;
     let model = variant.model();
     let flags = format!("--both 2 --dram-bytes 192MiB --transport {domain}");
-    let cluster = Cluster::start(&format!("{flags} --model {}", model.display())).await;
+    let cluster = Cluster::start(&format!("{flags} --model-dir {}", model.display())).await;
     let case = variant.longest();
     check_many(&cluster, &case, AT_ONCE).await;
     let prompt = case.prompt;

@@ -51,7 +51,7 @@ async fn check_sizes(seed: u64, sizes: &Sizes) {
         "--both 1 --prefill-chunk-tokens 16",
     ] {
         let model = model.path().display();
-        let cluster = Cluster::start(&format!("{flags} --always-fetch --model {model}")).await;
+        let cluster = Cluster::start(&format!("{flags} --always-fetch --model-dir {model}")).await;
         check(&cluster, &cases).await;
         if flags.contains("tcp") {
             // What the decode side has kept is fetched.

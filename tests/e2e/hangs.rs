@@ -78,7 +78,7 @@ async fn hang_in_an_answer() -> Cluster {
         cluster.metrics("decode-1-node").await.sum(metric, labels)
     };
     eventually("the lease is over", async || {
-        on_node("kvasir_store_block_events_total", &[("event", "lease_expired")]).await == 1.0
+        on_node("kvasir_store_share_events_total", &[("event", "lease_expired")]).await == 1.0
     })
     .await;
     let mut rest = Vec::new();

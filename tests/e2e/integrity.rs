@@ -56,7 +56,7 @@ async fn check_flip(cluster: &Cluster, holder: &str, case: &Case, random: &mut C
 /// The prefill node has lost all it held, and fetches from the decode node, which has a rotten copy.
 async fn check_fetched(variant: Variant, seed: u64) {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
-    let flags = format!("--transport tcp --always-fetch --model {}", variant.model().display());
+    let flags = format!("--transport tcp --always-fetch --model-dir {}", variant.model().display());
     let cluster = Cluster::start(&flags).await;
     let cases = cases(variant);
     for case in &cases {

@@ -41,7 +41,7 @@ async fn start(variant: Variant, flags: &str) -> Cluster {
 }
 
 async fn start_model(model: &Path, flags: &str) -> Cluster {
-    Cluster::start(&format!("{flags} --model {}", model.display())).await
+    Cluster::start(&format!("{flags} --model-dir {}", model.display())).await
 }
 
 async fn peers(cluster: &Cluster, count: usize) -> Vec<Peer> {

@@ -223,7 +223,7 @@ fn objects(put_at: &Opened, get_at: &Opened, seed: u64, until: Instant) -> u64 {
 fn unless_full<T>(answer: Result<T, Error>) -> Option<T> {
     match answer {
         Ok(answer) => Some(answer),
-        Err(Error::NoSpace(_)) => None,
+        Err(Error::NoCapacity(_)) => None,
         Err(error) => panic!("{error}"),
     }
 }

@@ -87,7 +87,7 @@ def attach(pb, attach_dir, library, pool=None):  # noqa: F811
             context_tokens=4096,
         ),
         layout=pb.common.SlotLayout(block_tokens=BLOCK_TOKENS, slot_bytes=SLOT_BYTES, layers=layers),
-        grpc_address="127.0.0.1:1",
+        engine_address="127.0.0.1:1",
         running_requests_max=4,
         pool=pool,
     )
@@ -129,7 +129,7 @@ def test_an_engine_in_python_computes_a_prompt_once(pb, node, library):  # noqa:
         conductor = pb.stub(channel)
         description = conductor.Describe(pb.node.DescribeRequest(), timeout=PATIENCE_S)
         assert description.instances[0].description.model.name == "model"
-        engine.publish_load(running=1, waiting_prompt_tokens=7)
+        engine.publish_load(running_requests=1, waiting_prompt_tokens=7)
 
         namespace = hashlib.sha256(b"namespace").digest()[:16]
         keys = b"".join(hashlib.sha256(bytes([at])).digest()[:16] for at in range(3))

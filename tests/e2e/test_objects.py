@@ -226,7 +226,7 @@ def test_what_cannot_be_given_back_while_the_node_hangs_is_given_back_later(requ
                 while not refused.is_set():
                     try:
                         client.exists(many)
-                    except kvasir_client.NoSpace:
+                    except kvasir_client.NoCapacity:
                         refused.set()
 
             running[1].send_signal(signal.SIGSTOP)

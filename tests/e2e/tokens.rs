@@ -9,7 +9,7 @@ use futures::future::join_all;
 const EMULATED_TOKENS_MAX: usize = 400;
 
 fn flags_for(variant: Variant, flags: &str) -> String {
-    format!("{flags} --model {}", variant.model().display())
+    format!("{flags} --model-dir {}", variant.model().display())
 }
 
 /// All cases one after another; then what the counters say of where the work was done.

@@ -45,15 +45,15 @@ fn what_cannot_work_is_refused_in_one_sentence_before_anything_starts() {
     let port = taken.local_addr().expect("an address").port().to_string();
     check_refused(&["up", "--port", &port], &[&port, "--port"]);
 
-    check_refused(&["up", "--model", "no/such/folder"], &["no/such/folder"]);
+    check_refused(&["up", "--model-dir", "no/such/folder"], &["no/such/folder"]);
 
     let empty = tempfile::tempdir().expect("a folder");
     let folder = empty.path().to_str().expect("UTF-8");
-    check_refused(&["up", "--model", folder], &[folder]);
+    check_refused(&["up", "--model-dir", folder], &[folder]);
 
     std::fs::write(empty.path().join("config.json"), r#"{"model_type": "llama"}"#)
         .expect("written");
-    check_refused(&["up", "--model", folder], &[folder]);
+    check_refused(&["up", "--model-dir", folder], &[folder]);
 
     check_refused(&["up", "--dram-bytes", "900TiB"], &["--dram-bytes", "MiB", "available"]);
     check_refused(&["up", "--dram-bytes", "5000"], &["--dram-bytes", "4096"]);

@@ -88,8 +88,13 @@ impl Metrics {
             vector("writes_total", "Writes with an immediate, by transport and direction.", &both)?;
         let messages = vector(
             "messages_total",
-            "Messages sent, received, and received again after a failover, by transport and direction.",
+            "Messages sent and received, by transport and direction.",
             &both,
+        )?;
+        let duplicates = vector(
+            "duplicate_messages_total",
+            "Messages that were received again after a failover, and ignored, by transport.",
+            &["transport"],
         )?;
         let refused = vector(
             "refused_total",
@@ -125,7 +130,7 @@ impl Metrics {
                 received_writes: writes.with_label_values(&[label, "received"]),
                 sent_messages: messages.with_label_values(&[label, "sent"]),
                 received_messages: messages.with_label_values(&[label, "received"]),
-                repeated_messages: messages.with_label_values(&[label, "repeated"]),
+                repeated_messages: duplicates.with_label_values(&[label]),
                 corrupt: corrupt.with_label_values(&[label]),
                 malformed: closed.with_label_values(&[label, "malformed"]),
                 not_admitted: closed.with_label_values(&[label, "not_admitted"]),

@@ -39,7 +39,7 @@ pub struct Classes {
 /// What came of one pool.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PoolHits {
-    pub eviction: Eviction,
+    pub eviction_policy: Eviction,
     pub tokens: u64,
     pub ssd_tokens: u64,
     pub has_classes: bool,
@@ -67,7 +67,7 @@ pub fn hit_ratio(trace: &Trace, pool: &Pool) -> PoolHits {
         cache.commit_as(request.arrival_us, &request.keys, class);
     }
     PoolHits {
-        eviction: pool.eviction,
+        eviction_policy: pool.eviction,
         tokens: pool.tokens,
         ssd_tokens: pool.ssd_tokens,
         has_classes: pool.classes.is_some(),
@@ -153,7 +153,7 @@ pub fn json(hits: &[PoolHits]) -> Value {
 }
 
 fn row(hits: &PoolHits) -> String {
-    let mut name = String::from(match hits.eviction {
+    let mut name = String::from(match hits.eviction_policy {
         Eviction::Lru => "lru",
         Eviction::HitDensity => "hit-density",
     });

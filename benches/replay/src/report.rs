@@ -36,7 +36,7 @@ pub fn table(summaries: &[Summary]) -> String {
 /// What became of the requests by their objectives, as Markdown; nothing where there were none.
 pub fn effects(summaries: &[Summary]) -> String {
     let mut text = String::from(
-        "| policy | effective | refused | dropped | late | slow | prefill GPU s wasted: all | dropped | missed | useful | \
+        "| policy | effective | refused | dropped | missed TTFT | missed TBT | prefill GPU s wasted: all | dropped | missed | useful | \
          prefill load: mean | deviation | TBT prediction: error | bias | TBT attainment: predicted | measured | error |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );

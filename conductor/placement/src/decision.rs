@@ -356,6 +356,18 @@ pub enum Refusal {
     TooLarge { prompt_blocks: u32, blocks_max: u32 },
 }
 
+impl Refusal {
+    /// For metrics, and for programs that read a decision.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Refusal::Overloaded { reason, .. } => reason.label(),
+            Refusal::NoInstance { .. } => "no_instance",
+            Refusal::UnknownModel { .. } => "unknown_model",
+            Refusal::TooLarge { .. } => "too_long",
+        }
+    }
+}
+
 /// What was over its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OverloadReason {

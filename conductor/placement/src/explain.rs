@@ -182,7 +182,8 @@ pub struct Explanation {
     pub decode_wait_us: u64,
     pub predicted_ttft_us: u64,
     pub predicted_tbt_us: u64,
-    /// Placed although only unmeasured estimates predict that it misses an objective.
+    /// The request misses an objective by estimates alone: no queue, running answer or other
+    /// transfer causes the miss. It is placed on an idle engine, so that the estimates are corrected.
     pub probe: bool,
     /// The use of cached blocks, in a sentence.
     pub cache_summary: String,
@@ -278,8 +279,10 @@ pub struct DecodeExplanation {
 pub struct RefusalExplanation {
     pub prompt_tokens: u32,
     pub prompt_blocks: u32,
-    /// A sentence.
-    pub reason: String,
+    /// `ttft`, `tbt`, `no_capacity`, `no_instance`, `unknown_model` or `too_long`.
+    pub reason: &'static str,
+    /// The reason in a sentence.
+    pub message: String,
     /// Prediction for the best pair, if the refusal is temporary.
     pub predicted_ttft_us: Option<u64>,
     /// Time after which a retry is useful.
@@ -300,7 +303,8 @@ impl Refused {
         RefusalExplanation {
             prompt_tokens: self.considered.prompt_tokens,
             prompt_blocks: self.considered.prompt_blocks,
-            reason: self.refusal.to_string(),
+            reason: self.refusal.label(),
+            message: self.refusal.to_string(),
             predicted_ttft_us: now.map(|(predicted_ttft_us, _)| predicted_ttft_us),
             retry_after_ms: now.map(|(_, retry_after_ms)| retry_after_ms),
             prefill_candidates: self.considered.explain_prefills(),

@@ -71,8 +71,8 @@ impl OverQuota {
     /// For the metric.
     pub(crate) fn label(&self) -> &'static str {
         match self {
-            OverQuota::Requests { .. } => "requests",
-            OverQuota::Tokens { .. } => "tokens",
+            OverQuota::Requests { .. } => "requests_per_minute",
+            OverQuota::Tokens { .. } => "tokens_per_minute",
             OverQuota::Running { .. } => "running_requests",
         }
     }

@@ -535,19 +535,19 @@ fn engine(
     options: &Options,
 ) -> Result<(InstanceId, EngineHandle), StatusError> {
     let id = attached.report.instance_id.clone();
-    let Attached { grpc_address, attach_epoch, role_version, .. } = attached;
+    let Attached { engine_address, attach_epoch, role_version, .. } = attached;
     if let Some(known) = node.engines.get(&id)
         && known.attach_epoch == *attach_epoch
-        && *known.address == **grpc_address
+        && *known.address == **engine_address
     {
         return Ok((id, EngineHandle { role_version: *role_version, ..known.clone() }));
     }
-    let endpoint = endpoint(grpc_address, options)
-        .map_err(|_| StatusError::EngineAddress(grpc_address.clone()))?;
-    tracing::info!(instance = %id, node = %node.node_id, address = %grpc_address, attach_epoch,
+    let endpoint = endpoint(engine_address, options)
+        .map_err(|_| StatusError::EngineAddress(engine_address.clone()))?;
+    tracing::info!(instance = %id, node = %node.node_id, address = %engine_address, attach_epoch,
         "an engine attached to a store node");
     let client = EngineClient::new(endpoint.connect_lazy());
-    let address = Arc::from(grpc_address.as_str());
+    let address = Arc::from(engine_address.as_str());
     let (attach_epoch, role_version) = (*attach_epoch, *role_version);
     Ok((id, EngineHandle { address, attach_epoch, role_version, client }))
 }

@@ -257,13 +257,7 @@ impl Metrics {
     }
 
     pub(super) fn refused(&self, refusal: &Refusal) {
-        let reason = match refusal {
-            Refusal::Overloaded { reason, .. } => reason.label(),
-            Refusal::NoInstance { .. } => "no_instance",
-            Refusal::UnknownModel { .. } => "unknown_model",
-            Refusal::TooLarge { .. } => "too_large",
-        };
-        self.refusals.with_label_values(&[reason]).inc();
+        self.refusals.with_label_values(&[refusal.label()]).inc();
     }
 
     pub(super) fn first_token(&self, predicted_us: u64, real: Duration) {

@@ -61,7 +61,7 @@ pub struct SsdOverview {
 pub struct InstanceOverview {
     pub instance: String,
     /// What it is given to do now: "prefill", "decode" or "both".
-    pub role: &'static str,
+    pub current_role: &'static str,
     pub model: String,
     pub draining: bool,
     /// It has not failed recently; the conductor prefers healthy instances.
@@ -118,7 +118,7 @@ fn node_overview(state: &State, node: &Node, now_us: u64) -> NodeOverview {
         let (report, work) = (instance.report(), instance.open_work(now_us));
         InstanceOverview {
             instance: report.instance_id.to_string(),
-            role: instance.role().name(),
+            current_role: instance.role().name(),
             model: report.model.name.to_string(),
             draining: report.draining,
             healthy: !instance.avoided(),
@@ -144,8 +144,8 @@ fn node_overview(state: &State, node: &Node, now_us: u64) -> NodeOverview {
             usable: ssd.usable,
             state: ssd.state.clone(),
             blocks: ssd.blocks,
-            used_bytes: ssd.bytes,
-            capacity_bytes: ssd.bytes_max,
+            used_bytes: ssd.used_bytes,
+            capacity_bytes: ssd.capacity_bytes,
         }),
         instances: instances.collect(),
     }

@@ -25,7 +25,7 @@ pub(super) enum StatusError {
 /// An engine that is attached, as the view wants it, and where it answers.
 pub(super) struct Attached {
     pub(super) report: InstanceReport,
-    pub(super) grpc_address: String,
+    pub(super) engine_address: String,
     pub(super) attach_epoch: u32,
     pub(super) role_version: u64,
 }
@@ -73,14 +73,14 @@ fn attached_one(
         }),
         draining: status.draining,
         load: ReportedLoad {
-            running: load.running,
-            waiting: load.waiting,
+            running: load.running_requests,
+            waiting: load.waiting_requests,
             waiting_prompt_tokens: load.waiting_prompt_tokens,
         },
     };
-    let grpc_address = instance.grpc_address.clone();
+    let engine_address = instance.engine_address.clone();
     let (attach_epoch, role_version) = (instance.attach_epoch, instance.role_version);
-    Ok(Attached { report, grpc_address, attach_epoch, role_version })
+    Ok(Attached { report, engine_address, attach_epoch, role_version })
 }
 
 fn role(role: i32) -> Result<Role, FieldError> {

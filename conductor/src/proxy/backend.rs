@@ -195,7 +195,7 @@ impl Backend {
 
     fn set_alive(&self, alive: bool) {
         if self.alive.swap(alive, Ordering::Relaxed) != alive {
-            let said = if alive { "is healthy" } else { "does not answer" };
+            let said = if alive { "is healthy" } else { "is unhealthy" };
             tracing::info!(url = self.url, model = self.model, "a backend {said}");
         }
     }

@@ -224,8 +224,8 @@ impl Pool {
             }
         };
         PassedOn {
-            to: to.map(|at| self.backends[at].url().to_owned()),
-            reason: match chosen {
+            forwarded_to: to.map(|at| self.backends[at].url().to_owned()),
+            why: match chosen {
                 Ok(chosen) => chosen.why,
                 Err(Nobody::Full) => Why::AllFull,
                 Err(Nobody::NoneAnswers) => Why::NoneHealthy,

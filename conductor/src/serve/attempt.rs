@@ -460,7 +460,7 @@ fn generate_request(
 
 fn routed_span(scene: Scene<'_>, tx: kvasir_proto::TxId, holder: &RouteHolder) -> v1::RoutedSpan {
     v1::RoutedSpan {
-        node: holder.node.address.to_string(),
+        node_address: holder.node.address.to_string(),
         tx: Some(tx.into()),
         lease_ms: scene.serving.options.lease_ms(),
         first_block: holder.first_block,

@@ -159,7 +159,7 @@ async fn pin<'a>(
         return None;
     }
     let span = v1::RoutedSpan {
-        node: node.address.to_string(),
+        node_address: node.address.to_string(),
         tx: Some(held.tx.into()),
         lease_ms: scene.serving.options.lease_ms(),
         first_block: 0,

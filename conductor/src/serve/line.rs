@@ -167,7 +167,7 @@ impl Lines {
             self.metrics.waiting.with_label_values(&[claim.priority.name()]).inc();
             let (lines, model) = (Arc::clone(self), Arc::clone(model));
             let priority = claim.priority;
-            Ticket { lines, model, id, call, priority, since: Instant::now(), how: "disconnected" }
+            Ticket { lines, model, id, call, priority, since: Instant::now(), how: "cancelled" }
         };
         let tickets = entered.into_iter().map(ticket).collect();
         for id in displaced {
@@ -329,7 +329,7 @@ mod tests {
         drop(second);
         assert!(lines.lock().lines.is_empty(), "no request waits, and no state is left");
         let count = |how| lines.metrics.waited.with_label_values(&[how]).get();
-        assert_eq!((count("dispatched"), count("disconnected")), (1, 2));
+        assert_eq!((count("dispatched"), count("cancelled")), (1, 2));
         assert_eq!(lines.metrics.waiting.with_label_values(&["normal"]).get(), 0);
     }
 

@@ -9,8 +9,9 @@ use serde::Serialize;
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct PassedOn {
     /// `None` when it went to none of them.
-    pub to: Option<String>,
-    pub reason: Why,
+    pub forwarded_to: Option<String>,
+    #[serde(flatten)]
+    pub why: Why,
     /// Of the prompt, as it is written.
     pub prompt_bytes: usize,
     pub backends: Vec<ServerSeen>,
@@ -18,10 +19,11 @@ pub(crate) struct PassedOn {
 
 /// What decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(tag = "reason", rename_all = "snake_case")]
 pub(crate) enum Why {
     /// It was last sent what begins alike, for so many bytes.
     LongestPrefix {
+        #[serde(rename = "matched_prefix_bytes")]
         bytes: usize,
     },
     /// It was last sent a prompt of the same `prompt_cache_key`.
@@ -67,15 +69,15 @@ impl fmt::Display for PassedOn {
             )?;
             f.write_str(match state {
                 ServerState::Chosen => "chosen",
-                ServerState::TooBusy => "has seen the prefix, but is far busier",
+                ServerState::TooBusy => "has seen the prefix, but is too busy",
                 ServerState::NotPreferred => "not preferred",
                 ServerState::Full => "full",
                 ServerState::Failed => "failed this request",
-                ServerState::Unhealthy => "does not answer",
+                ServerState::Unhealthy => "unhealthy",
             })?;
             writeln!(f)?;
         }
-        match &self.to {
+        match &self.forwarded_to {
             Some(to) => write!(f, "forwarded to {to}: {}", self.reason()),
             None => write!(f, "not forwarded: {}", self.reason()),
         }
@@ -85,7 +87,7 @@ impl fmt::Display for PassedOn {
 impl PassedOn {
     /// In a few words.
     pub(crate) fn reason(&self) -> String {
-        match self.reason {
+        match self.why {
             Why::LongestPrefix { bytes } => format!(
                 "it has seen the longest common prefix, {bytes} of {} bytes",
                 self.prompt_bytes
@@ -93,7 +95,7 @@ impl PassedOn {
             Why::SameCacheKey => "it has seen a prompt with the same `prompt_cache_key`".into(),
             Why::LeastBusy => "it has the fewest running requests".into(),
             Why::AllFull => "all healthy backends are at `running_requests_max`".into(),
-            Why::NoneHealthy => "no backend of the model answers".into(),
+            Why::NoneHealthy => "no backend of the model is healthy".into(),
         }
     }
 }
@@ -111,8 +113,8 @@ mod tests {
             state,
         };
         let passed = PassedOn {
-            to: Some("http://a".into()),
-            reason: Why::LongestPrefix { bytes: 512 },
+            forwarded_to: Some("http://a".into()),
+            why: Why::LongestPrefix { bytes: 512 },
             prompt_bytes: 700,
             backends: vec![
                 server("http://a", 3, ServerState::Chosen),
@@ -122,11 +124,15 @@ mod tests {
         assert_eq!(
             passed.to_string(),
             "backend http://a: 3 of at most 8 requests running: chosen\n\
-             backend http://b: 0 of at most 8 requests running: does not answer\n\
+             backend http://b: 0 of at most 8 requests running: unhealthy\n\
              forwarded to http://a: it has seen the longest common prefix, 512 of 700 bytes"
         );
-        let nobody =
-            PassedOn { to: None, reason: Why::NoneHealthy, prompt_bytes: 0, backends: vec![] };
-        assert_eq!(nobody.to_string(), "not forwarded: no backend of the model answers");
+        let nobody = PassedOn {
+            forwarded_to: None,
+            why: Why::NoneHealthy,
+            prompt_bytes: 0,
+            backends: vec![],
+        };
+        assert_eq!(nobody.to_string(), "not forwarded: no backend of the model is healthy");
     }
 }

@@ -258,10 +258,10 @@ impl Record {
                 line["cache_summary"] = json!(explained.cache_summary);
             }
             Decision::Refused(refused) => line["refused"] = json!(refused.refusal.to_string()),
-            Decision::PassedOn(passed) => match &passed.to {
+            Decision::PassedOn(passed) => match &passed.forwarded_to {
                 Some(to) => {
                     line["forwarded_to"] = json!(to);
-                    line["reason"] = json!(passed.reason());
+                    line["message"] = json!(passed.reason());
                 }
                 None => line["refused"] = json!(passed.reason()),
             },
@@ -283,7 +283,7 @@ impl Record {
                 record["text"] = json!(refused.to_string());
             }
             Decision::PassedOn(passed) => {
-                if passed.to.is_none() {
+                if passed.forwarded_to.is_none() {
                     record["refused"] = json!(passed.reason());
                 }
                 record["backend_choice"] = json!(passed);

@@ -89,8 +89,8 @@ impl Texts {
     ) -> Result<Texts, Error> {
         let memo = Arc::new(memo);
         let load = |config: &ModelConfig| {
-            let (tokenizer, special) = PromptTokenizer::load(&config.path)?;
-            let template = ChatTemplate::load(&config.path, &special)?;
+            let (tokenizer, special) = PromptTokenizer::load(&config.tokenizer_dir)?;
+            let template = ChatTemplate::load(&config.tokenizer_dir, &special)?;
             let (name, memo) = (config.name.clone(), Arc::clone(&memo));
             Ok(Arc::new(ModelText { name, memo, tokenizer, template }))
         };

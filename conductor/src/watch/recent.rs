@@ -49,7 +49,7 @@ pub(super) fn recent(records: &[Arc<Record>], kept: usize, now_unix_ms: u64) -> 
         recent.requests += u64::from(first);
         let is_refused = match &record.decision {
             Decision::Refused(_) => true,
-            Decision::PassedOn(passed) => passed.to.is_none(),
+            Decision::PassedOn(passed) => passed.forwarded_to.is_none(),
             Decision::Placed(_) => false,
         };
         if is_refused {

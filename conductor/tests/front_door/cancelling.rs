@@ -115,7 +115,7 @@ async fn a_client_that_goes_leaves_nothing_behind_in_any_phase() {
         let metric = format!("kvasir_conductor_transactions_aborted_total{{phase=\"{phase}\"}}");
         assert_eq!(harness.metric(&metric).await, 1.0, "{metric}");
         assert_eq!(harness.metric("kvasir_conductor_choices_in_flight").await, 0.0);
-        let gone = "kvasir_conductor_choices_total{result=\"client_disconnected\"}";
+        let gone = "kvasir_conductor_choices_total{outcome=\"client_disconnected\"}";
         assert_eq!(harness.metric(gone).await, 1.0);
     }
 }

@@ -328,7 +328,7 @@ async fn a_prefix_that_two_nodes_have_is_attended_by_both_each_a_part() {
     bench.answered(whole, "route").await;
     let (_, generated) = bench.served();
     let [first, second] = &generated.routed[..] else { panic!("{generated:?}") };
-    assert_ne!(first.node, second.node);
+    assert_ne!(first.node_address, second.node_address);
     assert_eq!((first.first_block, second.first_block), (0, first.blocks));
     assert!(first.blocks - second.blocks <= 1, "{generated:?}");
     let blocks = (prompt(3).len() - 1) / BLOCK_TOKENS as usize;

@@ -228,7 +228,7 @@ async fn an_answer_that_is_not_streamed_is_made_anew_when_its_instance_is_lost()
         }
         let retries = "kvasir_conductor_retries_total{phase=\"decoding\"}";
         assert!(harness.metric(retries).await >= 1.0, "{code:?}");
-        let answers = harness.metric("kvasir_conductor_choices_total{result=\"ok\"}").await;
+        let answers = harness.metric("kvasir_conductor_choices_total{outcome=\"ok\"}").await;
         let first_tokens = harness.metric("kvasir_conductor_ttft_seconds_count").await;
         assert_eq!(first_tokens, answers, "{code:?}: an answer has one first token");
     }
@@ -492,7 +492,7 @@ async fn a_node_that_misses_an_abort_is_told_again() {
     let harness = Harness::start(config(&[&pairs[0], &pairs[1]])).await;
     assert_eq!(harness.ask(COMPLETIONS, body()).await.status, 400);
     world.until_all_shares_are_aborted().await;
-    let told = "kvasir_conductor_abort_calls_total{result=\"confirmed\"}";
+    let told = "kvasir_conductor_abort_calls_total{outcome=\"confirmed\"}";
     harness.until_metric(told, |count| count >= 2.0).await;
     assert_eq!(harness.metric("kvasir_conductor_abort_calls_in_flight").await, 0.0);
 }

@@ -190,7 +190,7 @@ async fn requests_beyond_those_a_minute_are_429_until_there_are_new_ones() {
     assert!((1..=60).contains(&retry_after_s(&refused)), "{refused:?}");
     assert!(refused.text.contains("1 requests per minute"), "{refused:?}");
     assert_eq!(keyed.send("/v1/models", Some("Bearer first-key"), None).await.status, 200);
-    let counted = "kvasir_conductor_quota_refusals_total{quota=\"requests\"}";
+    let counted = "kvasir_conductor_quota_refusals_total{quota=\"requests_per_minute\"}";
     assert_eq!(keyed.harness.metric(counted).await, 1.0);
 }
 
@@ -414,7 +414,7 @@ async fn a_key_says_whether_blocks_are_kept_and_a_header_says_otherwise() {
     }
     // A class that there is not is not taken.
     std::fs::write(&keyed.file, keys.replace("ephemeral", "context")).expect("writes");
-    let refused = "kvasir_conductor_reloads_total{file=\"api_keys\",result=\"rejected\"}";
+    let refused = "kvasir_conductor_reloads_total{file=\"api_keys\",outcome=\"rejected\"}";
     keyed.harness.until_metric(refused, |count| count >= 1.0).await;
     assert_eq!(classes("second-key", None).await, [Ephemeral; 2]);
 }

@@ -96,7 +96,8 @@ async fn what_keeps_it_from_starting_is_one_clear_sentence() {
     check(&|config| config.shortest_prefill_first_factor = -1.0, "`shortest_prefill_first_factor`")
         .await;
     check(&|config| config.models.push(config.models[0].clone()), "\"tiny\" twice").await;
-    check(&|config| config.models[0].path = "/nowhere".into(), "/nowhere/tokenizer.json").await;
+    check(&|config| config.models[0].tokenizer_dir = "/nowhere".into(), "/nowhere/tokenizer.json")
+        .await;
 }
 
 #[test]

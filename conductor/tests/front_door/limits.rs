@@ -62,7 +62,7 @@ async fn bodies_together_are_bounded() {
     let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n");
     socket.write_all(head.as_bytes()).await.expect("sends");
     socket.write_all(&vec![b' '; 900_000]).await.expect("sends");
-    let held = "kvasir_conductor_request_body_bytes";
+    let held = "kvasir_conductor_buffered_bodies_bytes";
     harness.until_metric(held, |bytes| bytes >= 900_000.0).await;
     let body = format!("{}{}", " ".repeat(500_000), json!({"model": "tiny", "prompt": "x"}));
     let response = harness.post(COMPLETIONS, body.clone()).await;

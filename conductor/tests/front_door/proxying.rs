@@ -367,11 +367,8 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     assert_eq!(first["backend_choice"]["reason"], "least_busy");
     assert_eq!(first["outcome"]["result"], "ok");
     assert_eq!(first["ttft_ms"], Value::Null, "nothing came before the whole");
-    let (url, passed) = (&first["backend_choice"]["to"], &again["backend_choice"]);
-    assert_eq!(
-        (&passed["to"], &passed["reason"]["longest_prefix"]["bytes"]),
-        (url, &json!(7 * 256))
-    );
+    let (url, passed) = (&first["backend_choice"]["forwarded_to"], &again["backend_choice"]);
+    assert_eq!((&passed["forwarded_to"], &passed["matched_prefix_bytes"]), (url, &json!(7 * 256)));
     let text = again["text"].as_str().expect("text");
     assert!(text.contains("0 of at most 8 requests running: chosen\n"), "{text}");
     assert!(text.contains("0 of at most 8 requests running: not preferred\n"), "{text}");
@@ -388,7 +385,7 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     assert_eq!(failed["outcome"]["result"], "the backend returned 503 Service Unavailable");
     let to = format!("http://{}", other.address);
     assert_eq!(
-        (&instead["backend_choice"]["to"], &instead["outcome"]["result"]),
+        (&instead["backend_choice"]["forwarded_to"], &instead["outcome"]["result"]),
         (&json!(to), &json!("ok"))
     );
     assert!(instead["text"].as_str().expect("text").contains(": failed this request\n"));
@@ -416,7 +413,7 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     assert_eq!(left["outcome"]["result"], "client_disconnected");
     assert!(left["ttft_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{left}");
     assert_eq!(same_key["backend_choice"]["reason"], "same_cache_key");
-    assert_eq!(same_key["backend_choice"]["to"], left["backend_choice"]["to"]);
+    assert_eq!(same_key["backend_choice"]["forwarded_to"], left["backend_choice"]["forwarded_to"]);
     let recent = async || {
         let url = format!("{}/state", harness.watch);
         let state = harness.client.get(url).send().await.expect("an answer");
@@ -433,9 +430,9 @@ async fn it_is_explained_why_a_request_was_passed_on_to_which_server_and_what_ca
     let found = decisions(&harness).await;
     assert!(found.len() > before);
     let nobody = found.last().expect("one");
-    assert_eq!(nobody["refused"], "no backend of the model answers");
-    assert_eq!(nobody["backend_choice"]["to"], Value::Null);
-    assert!(nobody["text"].as_str().expect("text").contains("does not answer"));
+    assert_eq!(nobody["refused"], "no backend of the model is healthy");
+    assert_eq!(nobody["backend_choice"]["forwarded_to"], Value::Null);
+    assert!(nobody["text"].as_str().expect("text").contains("unhealthy"));
 }
 
 #[tokio::test]

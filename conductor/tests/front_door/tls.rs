@@ -154,7 +154,7 @@ async fn a_new_certificate_is_for_new_connections_and_open_ones_go_on() {
 
     // A certificate whose key has not come yet.
     std::fs::write(folder.path().join("certificate.pem"), &new.certificate).expect("writes");
-    let refused = "kvasir_conductor_reloads_total{file=\"certificate\",result=\"rejected\"}";
+    let refused = "kvasir_conductor_reloads_total{file=\"certificate\",outcome=\"rejected\"}";
     while metric(&harness, &[&old], refused).await < 1.0 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }

@@ -15,7 +15,7 @@ struct Busy {
     _folder: tempfile::TempDir,
 }
 
-const WAITING: &str = "kvasir_conductor_queued_choices{priority=\"normal\"}";
+const WAITING: &str = "kvasir_conductor_choices_queued{priority=\"normal\"}";
 
 impl Busy {
     async fn start(waiting: AdmissionQueueConfig) -> Busy {
@@ -118,7 +118,7 @@ async fn an_urgent_request_goes_first_and_only_whose_key_allows_it_is_urgent() {
     let second = busy.wait("urgent", "u1", 2.0).await;
     let high = &[("x-kvasir-priority", "high")];
     let third = busy.send("urgent", "u2", high);
-    let waiting = "kvasir_conductor_queued_choices{priority=\"high\"}";
+    let waiting = "kvasir_conductor_choices_queued{priority=\"high\"}";
     busy.harness.until_metric(waiting, |now| now == 1.0).await;
     let refused = busy.send("a", "a2", high).await.expect("no panic");
     assert_eq!(refused.status, 400, "{refused:?}");

@@ -256,7 +256,7 @@ async fn the_state_names_nodes_and_engines_and_sums_up_the_last_minute() {
     let [p, d] = nodes.as_slice() else { panic!("two nodes in {state}") };
     assert_eq!((&p["node"], &p["connected"], &p["blocks"]), (&json!("p"), &json!(true), &json!(1)));
     assert_eq!(p["tiers"], json!({"vram": 0, "dram": 1, "ssd": 0}));
-    assert_eq!(p["instances"][0]["role"], "prefill");
+    assert_eq!(p["instances"][0]["current_role"], "prefill");
     assert_eq!((&d["instances"][0]["instance"], &d["blocks"]), (&json!("engine-d"), &json!(0)));
 }
 

@@ -207,7 +207,7 @@ fn spans(spans: Vec<v1::RoutedSpan>, from: Option<u32>) -> Result<Vec<SpanReques
     let mut next = from.unwrap_or(first);
     let mut checked = Vec::with_capacity(spans.len());
     for span in spans {
-        let v1::RoutedSpan { node, tx, lease_ms, first_block, blocks } = span;
+        let v1::RoutedSpan { node_address: node, tx, lease_ms, first_block, blocks } = span;
         let tx = tx.try_into().map_err(|why: kvasir_proto::FieldError| refuse(why))?;
         if first_block != next || blocks == 0 {
             return Err(refuse("routed blocks have a gap, or a span is empty"));
@@ -306,7 +306,7 @@ mod tests {
 
     fn span(first_block: u32, blocks: u32) -> v1::RoutedSpan {
         let tx = Some(v1::TxId { conductor_incarnation: 1, serial: 3 });
-        v1::RoutedSpan { node: "n:1".into(), tx, lease_ms: 100, first_block, blocks }
+        v1::RoutedSpan { node_address: "n:1".into(), tx, lease_ms: 100, first_block, blocks }
     }
 
     #[test]

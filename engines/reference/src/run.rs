@@ -253,7 +253,7 @@ fn limits(config: &Config, model: &Model) -> Limits {
     }
 }
 
-fn attach_options(config: &Config, model: &Model, grpc_address: String) -> AttachOptions {
+fn attach_options(config: &Config, model: &Model, engine_address: String) -> AttachOptions {
     AttachOptions {
         attach_dir: config.attach_dir.clone(),
         instance_id: config.instance_id.clone(),
@@ -271,7 +271,7 @@ fn attach_options(config: &Config, model: &Model, grpc_address: String) -> Attac
             routed: Some(routes::routed_rows(config, model.config())),
         },
         layout: model.config().layout(config.block_tokens, config.kv_dtype),
-        grpc_address,
+        engine_address,
         running_requests_max: config.running_requests_max,
         pool: None,
     }

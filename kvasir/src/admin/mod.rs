@@ -81,7 +81,7 @@ enum Action {
         to: String,
         /// Stop waiting after this time; the node continues.
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
-        timeout: u64,
+        timeout_seconds: u64,
     },
     /// List the contexts of a tenant on this node and in its object store.
     Contexts {
@@ -112,7 +112,7 @@ impl Action {
     /// How long its calls may take.
     fn call(&self) -> Duration {
         match self {
-            Action::Replicate { timeout, .. } => Duration::from_secs(*timeout),
+            Action::Replicate { timeout_seconds, .. } => Duration::from_secs(*timeout_seconds),
             _ => CALL,
         }
     }
@@ -125,7 +125,7 @@ struct ListFlags {
     tier: Option<String>,
     /// Only blocks of this class.
     #[arg(long, value_parser = ["normal", "context"])]
-    class: Option<String>,
+    block_class: Option<String>,
     /// Only blocks of this namespace: 32 hexadecimal digits.
     #[arg(long)]
     namespace: Option<String>,
@@ -142,15 +142,15 @@ struct DrainFlags {
     /// Limit for the bytes of hot blocks that move, in place of the node's
     /// `replication.drain_hot_bytes_max`.
     #[arg(long, value_name = "BYTES")]
-    hot_bytes: Option<u64>,
+    hot_bytes_max: Option<u64>,
     /// Wait until the node is drained.
     #[arg(long)]
     wait: bool,
     /// With `--wait`: stop waiting after this time; the node continues.
     #[arg(long, value_name = "SECONDS", requires = "wait")]
-    timeout: Option<u64>,
+    timeout_seconds: Option<u64>,
     /// Cancel the drain: the node accepts new work again.
-    #[arg(long, conflicts_with_all = ["to", "hot_bytes", "wait"])]
+    #[arg(long, conflicts_with_all = ["to", "hot_bytes_max", "wait"])]
     cancel: bool,
 }
 
@@ -213,7 +213,9 @@ async fn serve(flags: &Flags) -> Result<(), AdminError> {
         Action::Evict { key, namespace } => {
             session.evict(key.as_deref(), namespace.as_deref()).await
         }
-        Action::Replicate { key, to, timeout } => session.replicate(key, to, *timeout).await,
+        Action::Replicate { key, to, timeout_seconds } => {
+            session.replicate(key, to, *timeout_seconds).await
+        }
         Action::Contexts { tenant, limit } => session.contexts(tenant, *limit).await,
         Action::DeleteContext { tenant, namespace, key } => {
             session.delete_context(tenant, namespace, key).await
@@ -262,7 +264,7 @@ impl Session<'_> {
             Some(_) => v1::Tier::Ssd,
             None => v1::Tier::Unspecified,
         };
-        let class = match flags.class.as_deref() {
+        let class = match flags.block_class.as_deref() {
             Some("normal") => v1::BlockClass::Normal,
             Some(_) => v1::BlockClass::Context,
             None => v1::BlockClass::Unspecified,
@@ -400,13 +402,13 @@ impl Session<'_> {
             return Ok(());
         }
         let request =
-            v1::DrainRequest { targets: flags.to.clone(), hot_bytes_max: flags.hot_bytes };
+            v1::DrainRequest { targets: flags.to.clone(), hot_bytes_max: flags.hot_bytes_max };
         let begun = self.client.drain(request).await;
         let mut status = begun.map_err(|status| self.failed(&status))?.into_inner();
         let began = tokio::time::Instant::now();
         let mut said = String::new();
         while flags.wait && !status.drained {
-            if let Some(seconds) = flags.timeout
+            if let Some(seconds) = flags.timeout_seconds
                 && began.elapsed() >= Duration::from_secs(seconds)
             {
                 return Err(AdminError::NotDrained { seconds, state: text::drain(&status) });

@@ -25,7 +25,7 @@ fn class(copy: &v1::SsdCopy) -> &'static str {
 }
 
 fn ssd_json(copy: &v1::SsdCopy) -> Value {
-    let mut value = json!({ "class": class(copy) });
+    let mut value = json!({ "block_class": class(copy) });
     if copy.block_class() == v1::BlockClass::Context {
         value["tenant_hash"] = format!("{:016x}", copy.tenant_hash).into();
         value["expires_unix_ms"] = copy.expires_unix_ms.into();
@@ -213,9 +213,9 @@ pub(super) fn drain(status: &v1::DrainStatus) -> String {
 pub(super) fn status_json(status: &v1::AdminStatus) -> Value {
     let node = status.node.clone().unwrap_or_default();
     json!({
-        "node_id": node.node_id,
+        "node": node.node_id,
         "incarnation": format!("{:016x}", node.incarnation),
-        "engines": node.instances.iter().map(engine_json).collect::<Vec<_>>(),
+        "instances": node.instances.iter().map(engine_json).collect::<Vec<_>>(),
         "slots": {
             "total": node.slots_total,
             "free": node.slots_free,
@@ -237,8 +237,8 @@ pub(super) fn status_json(status: &v1::AdminStatus) -> Value {
             "usable": ssd.usable,
             "state": ssd.state,
             "blocks": ssd.blocks,
-            "bytes": ssd.bytes,
-            "bytes_max": ssd.bytes_max,
+            "used_bytes": ssd.used_bytes,
+            "capacity_bytes": ssd.capacity_bytes,
         })),
         "drain": drain_json(&status.drain.clone().unwrap_or_default()),
     })
@@ -252,8 +252,8 @@ fn engine_json(attached: &v1::AttachedInstance) -> Value {
         "role": role(description.role()),
         "current_role": role(description.current_role()),
         "attach_epoch": description.attach_epoch,
-        "running": load.running,
-        "waiting": load.waiting,
+        "running_requests": load.running_requests,
+        "waiting_requests": load.waiting_requests,
     })
 }
 
@@ -269,8 +269,8 @@ fn engine(attached: &v1::AttachedInstance) -> String {
         "{} ({}): {} running, {} waiting",
         description.instance_id,
         role(current_role).unwrap_or("?"),
-        load.running,
-        load.waiting
+        load.running_requests,
+        load.waiting_requests
     )
 }
 
@@ -290,8 +290,8 @@ pub(super) fn status(status: &v1::AdminStatus) -> String {
         engines.push("none".to_owned());
     }
     let ssd = node.ssd.as_ref().map_or("none".to_owned(), |ssd| {
-        let v1::SsdStatus { state, blocks, bytes, bytes_max, .. } = ssd;
-        format!("{state}; {blocks} blocks, {bytes} of {bytes_max} bytes")
+        let v1::SsdStatus { state, blocks, used_bytes, capacity_bytes, .. } = ssd;
+        format!("{state}; {blocks} blocks, {used_bytes} of {capacity_bytes} bytes")
     });
     let mut text = String::new();
     let lines = [

@@ -85,7 +85,8 @@ fn probes_and_volumes_are_those_of_the_configurations() {
 #[test]
 fn a_pod_that_ends_has_time_to_drain() {
     let node = store_node();
-    let drain = format!("--node \"$HOST_IP:{}\" drain --wait --timeout ", node.listen.port());
+    let drain =
+        format!("--node \"$HOST_IP:{}\" drain --wait --timeout-seconds ", node.listen.port());
     let afterwards_ms = node.drain_timeout_ms.max(engine().drain_timeout_ms.into());
     let grace_s = number("terminationGracePeriodSeconds: ");
     // Some more, for connections to end.

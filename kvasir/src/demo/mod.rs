@@ -61,7 +61,7 @@ pub(crate) struct AgentsFlags {
 
     /// Directory of a model in Hugging Face format. The default is the bundled model.
     #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
+    model_dir: Option<PathBuf>,
 
     /// Print only one JSON object.
     #[arg(long)]
@@ -104,7 +104,7 @@ async fn run_wire(
     setting: &up::Setting,
 ) -> Result<Vec<Measured>, Box<dyn Error>> {
     let mut line = ClusterLine::try_parse_from(wire.cluster_flags())?;
-    line.flags.model.clone_from(&flags.model);
+    line.flags.model_dir.clone_from(&flags.model_dir);
     let setting = up::Setting { quiet: true, ..setting.clone() };
     let worked = up::run_for(&line.flags, setting, async |cluster| {
         let model = Model::of(&ModelConfig::read(&cluster.model)?);

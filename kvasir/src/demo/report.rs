@@ -161,8 +161,8 @@ pub(super) fn json(cells: &[Measured]) -> Value {
             "predicted_ms": by_way(&|way| json!(measured.predicted_ms[way as usize])),
             "decisions": by_way(&|way| json!(measured.decided[way as usize])),
             "action": measured.chosen().map(Way::name),
-            "decided_ms": measured.decided_ms,
-            "best": measured.best().name(),
+            "decision_ms": measured.decided_ms,
+            "fastest": measured.best().name(),
             "regret": measured.regret(),
             "query_bytes": measured.routed.queries,
             "query_bytes_expected": measured.expected.queries,
@@ -175,7 +175,7 @@ pub(super) fn json(cells: &[Measured]) -> Value {
     });
     json!({
         "scenarios": rows.collect::<Vec<_>>(),
-        "fastest": by_way(&|way| json!(wins[way as usize])),
+        "fastest_counts": by_way(&|way| json!(wins[way as usize])),
         "within_10_percent": right(cells),
     })
 }

@@ -36,7 +36,7 @@ pub(crate) struct Flags {
     /// Directory of a DeepSeek-V2 model in Hugging Face format. The default is the bundled model, which has random
     /// weights.
     #[arg(long, value_name = "DIR")]
-    pub model: Option<PathBuf>,
+    pub model_dir: Option<PathBuf>,
 
     /// The model's name in requests. The default is the name of its directory.
     #[arg(long, value_name = "NAME")]

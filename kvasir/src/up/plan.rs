@@ -301,7 +301,7 @@ fn conductor(
         nodes,
         models: vec![ModelConfig {
             name: common.model_name.to_owned(),
-            path: common.surroundings.model.to_owned(),
+            tokenizer_dir: common.surroundings.model.to_owned(),
         }],
         request_timeout_ms: flags.request_timeout_ms,
         ttft_objective_ms: flags.ttft_objective_ms,

@@ -19,10 +19,10 @@ const MEMORY_PER_PROCESS_BYTES: u64 = 32 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PreflightError {
-    #[error("the model {} is not a directory; set --model to the directory of a model", path.display())]
+    #[error("the model {} is not a directory; set --model-dir to the directory of a model", path.display())]
     NoModel { path: PathBuf },
     #[error(
-        "cannot find the bundled model in {}; choose a model with --model DIR",
+        "cannot find the bundled model in {}; choose a model with --model-dir DIR",
         looked_in.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or ")
     )]
     NoBundledModel { looked_in: Vec<PathBuf> },
@@ -49,7 +49,7 @@ pub(super) enum PreflightError {
 
 /// The model to serve, as an absolute path.
 pub(super) fn find_model(flags: &Flags) -> Result<PathBuf, PreflightError> {
-    match &flags.model {
+    match &flags.model_dir {
         Some(path) => {
             absolute_folder(path).ok_or_else(|| PreflightError::NoModel { path: path.clone() })
         }

@@ -27,7 +27,7 @@ pub(super) fn list(decisions: &[Value]) -> String {
 fn row(one: &Value, latest: u64) -> Vec<String> {
     let at = one["at_unix_ms"].as_u64().unwrap_or(latest);
     let refused = one["refused"].as_str();
-    let why = refused.or(one["cache_summary"].as_str()).or(one["reason"].as_str()).unwrap_or("");
+    let why = refused.or(one["cache_summary"].as_str()).or(one["message"].as_str()).unwrap_or("");
     let forwarded_to = &one["forwarded_to"];
     let prefill = if forwarded_to.is_string() { forwarded_to } else { &one["prefill"] };
     vec![
@@ -158,7 +158,7 @@ mod tests {
             "request x: 9 tokens for m\n  passed on to http://a: reason\noutcome: ok after 3 ms\n"
         );
         let passed =
-            json!({"request_id": "x", "forwarded_to": "http://a", "reason": "for its key"});
+            json!({"request_id": "x", "forwarded_to": "http://a", "message": "for its key"});
         let line = list(&[passed]);
         assert!(line.contains("http://a") && line.contains("for its key"), "{line}");
         let plan = json!({"request_id": "x", "is_schedule_only": true, "text": "split p -> d"});

@@ -52,7 +52,7 @@ pub(crate) struct ExplainFlags {
 pub(crate) struct TopFlags {
     /// Seconds between two refreshes.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
-    interval: f64,
+    interval_seconds: f64,
 
     /// Print the state once and exit.
     #[arg(long)]
@@ -79,7 +79,7 @@ enum WatchError {
     NotIt { url: String },
     #[error("{0}")]
     Refused(String),
-    #[error("--interval {0} is out of range; use 0.1 to 3600 seconds")]
+    #[error("--interval-seconds {0} is out of range; use 0.1 to 3600 seconds")]
     Interval(f64),
 }
 
@@ -90,8 +90,8 @@ pub(crate) fn explain(flags: &ExplainFlags) -> Result<(), Box<dyn Error>> {
 
 /// `kvasir top`.
 pub(crate) fn top(flags: &TopFlags) -> Result<(), Box<dyn Error>> {
-    if !(0.1..=3_600.0).contains(&flags.interval) {
-        return Err(WatchError::Interval(flags.interval).into());
+    if !(0.1..=3_600.0).contains(&flags.interval_seconds) {
+        return Err(WatchError::Interval(flags.interval_seconds).into());
     }
     Ok(runtime()?.block_on(top_in_time(flags))?)
 }
@@ -133,7 +133,7 @@ async fn top_in_time(flags: &TopFlags) -> Result<(), WatchError> {
         if flags.once {
             return Ok(());
         }
-        tokio::time::sleep(Duration::from_secs_f64(flags.interval)).await;
+        tokio::time::sleep(Duration::from_secs_f64(flags.interval_seconds)).await;
     }
 }
 

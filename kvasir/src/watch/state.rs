@@ -133,7 +133,7 @@ fn row(node: &Value, engine: &Value) -> Vec<String> {
     vec![
         said(if node["node"].is_string() { &node["node"] } else { &node["address"] }),
         said(&engine["instance"]),
-        said(&engine["role"]),
+        said(&engine["current_role"]),
         of(&engine["running_requests"], &engine["running_requests_max"]),
         number(&engine["waiting_requests"], 1.0, 0),
         match has {
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn every_node_has_a_line_and_says_what_is_wrong_with_it() {
         let engine = json!({
-            "instance": "e", "role": "decode", "running_requests": 2, "running_requests_max": 8, "waiting_requests": 1,
+            "instance": "e", "current_role": "decode", "running_requests": 2, "running_requests_max": 8, "waiting_requests": 1,
             "queue_us": 1_500, "slots_total": 64, "slots_available": 60, "draining": true,
         });
         let state = json!({

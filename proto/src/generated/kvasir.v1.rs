@@ -79,7 +79,7 @@ pub struct InstanceDescription {
     pub model: ::core::option::Option<ModelDescription>,
     /// Address of the engine's `Engine` service, as "host:port".
     #[prost(string, tag = "4")]
-    pub grpc_address: ::prost::alloc::string::String,
+    pub engine_address: ::prost::alloc::string::String,
     /// Increases by one with each attachment to this node incarnation.
     #[prost(uint32, tag = "5")]
     pub attach_epoch: u32,
@@ -101,9 +101,9 @@ pub struct InstanceDescription {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct InstanceLoad {
     #[prost(uint32, tag = "1")]
-    pub running: u32,
+    pub running_requests: u32,
     #[prost(uint32, tag = "2")]
-    pub waiting: u32,
+    pub waiting_requests: u32,
     /// Prompt tokens accepted and not yet computed.
     #[prost(uint64, tag = "3")]
     pub waiting_prompt_tokens: u64,
@@ -276,9 +276,9 @@ pub struct SsdStatus {
     #[prost(uint64, tag = "3")]
     pub blocks: u64,
     #[prost(uint64, tag = "4")]
-    pub bytes: u64,
+    pub used_bytes: u64,
     #[prost(uint64, tag = "5")]
-    pub bytes_max: u64,
+    pub capacity_bytes: u64,
     /// Bytes read from the SSD since the start of the node, and the time in microseconds
     /// during which reads were in flight. Only periods with at least 1 MiB count.
     #[prost(uint64, tag = "6")]
@@ -3350,7 +3350,7 @@ pub struct AttachRequest {
     pub layout: ::core::option::Option<SlotLayout>,
     /// Address of the engine's `Engine` service, as "host:port".
     #[prost(string, tag = "5")]
-    pub grpc_address: ::prost::alloc::string::String,
+    pub engine_address: ::prost::alloc::string::String,
     /// The largest number of sequences that the engine decodes at once.
     #[prost(uint32, tag = "6")]
     pub running_requests_max: u32,
@@ -4402,7 +4402,7 @@ pub struct FetchedObjects {
 pub enum ObjectRefusal {
     Unspecified = 0,
     /// No space, or this client holds too much: release objects, or try later.
-    NoSpace = 1,
+    NoCapacity = 1,
     /// The request is invalid.
     Invalid = 2,
     /// The node is draining.
@@ -4421,7 +4421,7 @@ impl ObjectRefusal {
     pub fn as_str_name(&self) -> &'static str {
         match self {
             Self::Unspecified => "OBJECT_REFUSAL_UNSPECIFIED",
-            Self::NoSpace => "OBJECT_REFUSAL_NO_SPACE",
+            Self::NoCapacity => "OBJECT_REFUSAL_NO_CAPACITY",
             Self::Invalid => "OBJECT_REFUSAL_INVALID",
             Self::Unavailable => "OBJECT_REFUSAL_UNAVAILABLE",
             Self::Unreachable => "OBJECT_REFUSAL_UNREACHABLE",
@@ -4432,7 +4432,7 @@ impl ObjectRefusal {
     pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
         match value {
             "OBJECT_REFUSAL_UNSPECIFIED" => Some(Self::Unspecified),
-            "OBJECT_REFUSAL_NO_SPACE" => Some(Self::NoSpace),
+            "OBJECT_REFUSAL_NO_CAPACITY" => Some(Self::NoCapacity),
             "OBJECT_REFUSAL_INVALID" => Some(Self::Invalid),
             "OBJECT_REFUSAL_UNAVAILABLE" => Some(Self::Unavailable),
             "OBJECT_REFUSAL_UNREACHABLE" => Some(Self::Unreachable),
@@ -4896,7 +4896,7 @@ pub struct Chunk {
 pub struct RoutedSpan {
     /// The node's gRPC address, as in "10.0.0.7:7401".
     #[prost(string, tag = "1")]
-    pub node: ::prost::alloc::string::String,
+    pub node_address: ::prost::alloc::string::String,
     /// The share of the source side that pins the blocks there. The engine renews its lease
     /// and aborts it when the request ends.
     #[prost(message, optional, tag = "2")]

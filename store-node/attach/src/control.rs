@@ -132,8 +132,8 @@ impl ControlMemory {
         let number = |index: usize| self.word(LOAD_AT + 8 * index).load(Ordering::Relaxed);
         let small = |index: usize| u32::try_from(number(index)).unwrap_or(u32::MAX);
         v1::InstanceLoad {
-            running: small(0),
-            waiting: small(1),
+            running_requests: small(0),
+            waiting_requests: small(1),
             waiting_prompt_tokens: number(2),
             computed_prompt_tokens: number(3),
         }
@@ -141,8 +141,8 @@ impl ControlMemory {
 
     pub fn set_load(&self, load: &v1::InstanceLoad) {
         let numbers = [
-            load.running.into(),
-            load.waiting.into(),
+            load.running_requests.into(),
+            load.waiting_requests.into(),
             load.waiting_prompt_tokens,
             load.computed_prompt_tokens,
         ];
@@ -180,8 +180,8 @@ mod tests {
         let fd = || node.memory().fd().try_clone_to_owned().expect("a descriptor");
         let engine = ControlMemory::open(fd(), 3).expect("the same memory");
         let load = v1::InstanceLoad {
-            running: 1,
-            waiting: 2,
+            running_requests: 1,
+            waiting_requests: 2,
             waiting_prompt_tokens: 3,
             computed_prompt_tokens: 1 << 40,
         };

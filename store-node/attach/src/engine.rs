@@ -31,7 +31,7 @@ pub struct AttachOptions {
     pub model: v1::ModelDescription,
     pub layout: SlotLayout,
     /// Where this engine answers `Engine` calls, as "host:port".
-    pub grpc_address: String,
+    pub engine_address: String,
     /// Sequences it decodes at once, at most.
     pub running_requests_max: u32,
     /// Its own pages, when it has some.
@@ -104,7 +104,7 @@ impl EngineAttachment {
             role: options.role.into(),
             model: Some(options.model),
             layout: Some((&options.layout).into()),
-            grpc_address: options.grpc_address,
+            engine_address: options.engine_address,
             running_requests_max: options.running_requests_max,
             pid: 0,
             pool: options.pool,

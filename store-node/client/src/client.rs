@@ -232,7 +232,7 @@ impl Client {
     /// may be given the former bytes after a crash of the node.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::TooMany`] and [`Error::NoSpace`] (for all of them together) put
+    /// [`Error::TooLarge`], [`Error::TooMany`] and [`Error::NoCapacity`] (for all of them together) put
     /// nothing.
     pub fn put(
         &self,
@@ -257,7 +257,7 @@ impl Client {
     /// all. The lease is cut to what the node grants.
     ///
     /// # Errors
-    /// [`Error::TooMany`] and [`Error::NoSpace`]; then nothing is reserved.
+    /// [`Error::TooMany`] and [`Error::NoCapacity`]; then nothing is reserved.
     pub fn reserve(&self, keys: &[BlockKey], lease: Duration) -> Result<Reservation, Error> {
         self.check_count(keys.len(), self.shared.objects_max)?;
         let shared = Arc::clone(&self.shared);
@@ -286,7 +286,7 @@ impl Client {
     /// the SSD is read first, as far as there is room and the SSD answers in time.
     ///
     /// # Errors
-    /// [`Error::TooMany`], and [`Error::NoSpace`] when too much is pinned already.
+    /// [`Error::TooMany`], and [`Error::NoCapacity`] when too much is pinned already.
     pub fn get(&self, keys: &[BlockKey]) -> Result<Vec<Option<Object>>, Error> {
         self.get_with(keys, false, "")
     }
@@ -454,7 +454,7 @@ impl Client {
     /// node brings one back. Who holds one may read it on.
     ///
     /// # Errors
-    /// [`Error::TooMany`], and [`Error::NoSpace`] where that cannot be written now: try again later.
+    /// [`Error::TooMany`], and [`Error::NoCapacity`] where that cannot be written now: try again later.
     pub fn remove(&self, keys: &[BlockKey]) -> Result<usize, Error> {
         self.check_count(keys.len(), self.shared.objects_max)?;
         if keys.is_empty() {

@@ -17,7 +17,7 @@ pub enum Error {
     Lost,
     /// There is no room: release objects, or try again later.
     #[error("the store node has no room: {0}")]
-    NoSpace(String),
+    NoCapacity(String),
     /// The node is draining: use another one.
     #[error("{0}")]
     Draining(String),
@@ -42,7 +42,7 @@ impl From<AttachError> for Error {
             AttachError::Unreachable { .. } => Error::Unreachable(why),
             AttachError::Refused(why) => Error::Refused(why),
             AttachError::Lost => Error::Lost,
-            AttachError::Full => Error::NoSpace(why),
+            AttachError::Full => Error::NoCapacity(why),
             AttachError::TooLong { .. } => Error::Invalid(why),
             AttachError::Protocol(why) => Error::Protocol(why),
         }
@@ -52,7 +52,7 @@ impl From<AttachError> for Error {
 impl From<v1::RefusedObjects> for Error {
     fn from(refused: v1::RefusedObjects) -> Self {
         match refused.refusal() {
-            v1::ObjectRefusal::NoSpace => Error::NoSpace(refused.reason),
+            v1::ObjectRefusal::NoCapacity => Error::NoCapacity(refused.reason),
             v1::ObjectRefusal::Unavailable => Error::Draining(refused.reason),
             v1::ObjectRefusal::Invalid => Error::Invalid(refused.reason),
             v1::ObjectRefusal::Unreachable => Error::Unreachable(refused.reason),

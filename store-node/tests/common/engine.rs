@@ -33,7 +33,7 @@ pub(crate) fn engine_options(attach_dir: &Path, layout: SlotLayout) -> AttachOpt
             routed: None,
         },
         layout,
-        grpc_address: "127.0.0.1:1".into(),
+        engine_address: "127.0.0.1:1".into(),
         running_requests_max: 4,
         pool: None,
     }

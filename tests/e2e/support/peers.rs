@@ -168,7 +168,7 @@ impl Peer {
             };
             assert_eq!(holder.allocate(wanted).await.cached_blocks, end, "it has the prefix");
             spans.push(v1::RoutedSpan {
-                node: holder.node_address.clone(),
+                node_address: holder.node_address.clone(),
                 tx: ask.tx(),
                 lease_ms: ask.lease_ms,
                 first_block: first,

@@ -154,8 +154,8 @@ pub fn decide(
     let prices =
         [question.route(&route), question.fetch(), question.gather(), question.recompute()];
     let chosen = cheapest(&prices);
-    let flows_max = constants.fabric.flows_max;
-    let replicate = span.holders.iter().any(|holder| holder.flows >= flows_max);
+    let concurrent_messages_max = constants.fabric.concurrent_messages_max;
+    let replicate = span.holders.iter().any(|holder| holder.flows >= concurrent_messages_max);
     Decision { prices, route, chosen, replicate }
 }
 
@@ -195,10 +195,10 @@ impl Question<'_> {
         let step_us = f64::from(self.bytes.layers) * exposed_us;
         let dispatches = self.span.holders.len() as u64 * u64::from(self.bytes.layers);
         let step_bytes = self.bytes.dispatch(self.demand.rows) * dispatches;
-        let flows_max = self.constants.fabric.flows_max;
+        let concurrent_messages_max = self.constants.fabric.concurrent_messages_max;
         let of_holders = if self.span.holders.iter().any(|holder| !holder.has_kernel) {
             Some(Closed::NoKernel)
-        } else if self.span.holders.iter().any(|holder| holder.flows >= flows_max) {
+        } else if self.span.holders.iter().any(|holder| holder.flows >= concurrent_messages_max) {
             Some(Closed::HolderFull)
         } else {
             None

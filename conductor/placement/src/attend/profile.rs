@@ -16,19 +16,19 @@ pub struct FabricProfile {
     pub bytes_per_us: f64,
     pub congestion: Congestion,
     /// Answers that a holder stages side by side; it refuses more (*Move the Query* §6.2).
-    pub flows_max: u32,
+    pub concurrent_messages_max: u32,
     pub splice: SpliceProfile,
     pub gather: GatherProfile,
     pub merge: MergeProfile,
 }
 
-/// What flows that share a link do to each other: nothing up to `flat_flows`, then each one more
-/// prolongs every transport by `flow_factor` of what it takes alone.
+/// What flows that share a link do to each other: nothing up to `flat_messages`, then each one more
+/// prolongs every transport by `message_factor` of what it takes alone.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Congestion {
-    pub flat_flows: u32,
-    pub flow_factor: f64,
+    pub flat_messages: u32,
+    pub message_factor: f64,
 }
 
 /// Rotating fetched rows to another offset, all layers: launches, and a little for each token.
@@ -95,7 +95,7 @@ impl FabricProfile {
 
 impl Congestion {
     pub fn factor(&self, flows: u32) -> f64 {
-        1.0 + self.flow_factor * f64::from(flows.saturating_sub(self.flat_flows))
+        1.0 + self.message_factor * f64::from(flows.saturating_sub(self.flat_messages))
     }
 }
 

@@ -143,7 +143,7 @@ struct HostInputs {
     node: Arc<str>,
     /// Leading blocks of the prompt, and those of them that are not on an SSD.
     cached_blocks: u32,
-    memory_blocks: u32,
+    dram_blocks: u32,
     slots_total: u32,
     slots_available: u32,
     slots_booked: u32,
@@ -179,7 +179,7 @@ struct InstanceInputs {
     /// What its queries are, where it sends some.
     routed: Option<RoutedRows>,
     draining: bool,
-    avoided: bool,
+    healthy: bool,
     #[serde(with = "form::PrefillForm")]
     prefill: PrefillProfile,
     #[serde(with = "form::DecodeForm")]
@@ -393,7 +393,7 @@ impl Inputs {
         let held = self
             .hosts
             .iter()
-            .map(|host| (NodeIndex(host.node_index), host.cached_blocks, host.memory_blocks));
+            .map(|host| (NodeIndex(host.node_index), host.cached_blocks, host.dram_blocks));
         let matched = PrefixMatch::from_memory_and_all(&held.collect::<Vec<_>>());
         place(&self.view(), &matched, &request)
     }
@@ -532,7 +532,7 @@ impl HostInputs {
             node_index: report.node.0,
             node: Arc::clone(&report.node_id.0),
             cached_blocks: matched.cached_blocks(report.node),
-            memory_blocks: matched.memory_blocks(report.node),
+            dram_blocks: matched.memory_blocks(report.node),
             slots_total: host.slots_total,
             slots_available: host.slots_available,
             slots_booked: host.slots_booked,
@@ -583,7 +583,7 @@ impl InstanceInputs {
             running_requests_max: report.running_requests_max,
             routed: report.model.routed,
             draining: report.draining,
-            avoided: instance.avoided(),
+            healthy: !instance.avoided(),
             prefill: instance.prefill_model.profile(),
             decode: instance.decode_model.learned(),
             tbt: instance.tbt_model.learned().map(|learned| {
@@ -648,7 +648,7 @@ impl InstanceInputs {
             ),
             other_tokens: self.other_tokens,
             other_answers: self.other_answers,
-            avoid_until_us: self.avoided.then_some(0),
+            avoid_until_us: (!self.healthy).then_some(0),
         }
     }
 }
@@ -690,18 +690,18 @@ struct Unexplained {
     route_layers: Vec<[f64; 3]>,
     route_prefill_us: Option<u64>,
     chunk_instances: Vec<Option<u64>>,
-    chunk_once_us: Vec<u64>,
+    chunk_setup_us: Vec<u64>,
     chunk_step_us: Vec<u64>,
     chunk_layers: Vec<Option<[f64; 3]>>,
     chunk_bytes: Vec<u64>,
-    leaves_ssd: bool,
-    rank_us: u64,
+    skip_promotion: bool,
+    priority_us: u64,
     priority_delay_us: u64,
     push_bytes: u64,
-    answer_blocks: u32,
+    generated_blocks: u32,
     decode_running: f64,
     decode_joining: f64,
-    candidates_rank_us: Vec<u64>,
+    candidates_priority_us: Vec<u64>,
 }
 
 impl Unexplained {
@@ -748,20 +748,24 @@ impl Unexplained {
             chunk_instances: (chunks.iter())
                 .map(|chunk| chunk.source().map(|source| source.instance.0))
                 .collect(),
-            chunk_once_us: chunks.iter().map(|chunk| chunk.once_us).collect(),
+            chunk_setup_us: chunks.iter().map(|chunk| chunk.once_us).collect(),
             chunk_step_us: chunks.iter().map(|chunk| chunk.step_us).collect(),
             chunk_layers: (chunks.iter())
                 .map(|chunk| chunk.layer.map(|layer| layer.numbers()))
                 .collect(),
             chunk_bytes: chunks.iter().map(|chunk| chunk.fetched_bytes).collect(),
-            leaves_ssd: *leaves_ssd,
-            rank_us: *rank_us,
+            skip_promotion: *leaves_ssd,
+            priority_us: *rank_us,
             priority_delay_us: *priority_delay_us,
             push_bytes: *push_bytes,
-            answer_blocks: growth.left_blocks(),
+            generated_blocks: growth.left_blocks(),
             decode_running: decode_load.running,
             decode_joining: decode_load.joining,
-            candidates_rank_us: considered.prefill_candidates.iter().map(|c| c.rank_us).collect(),
+            candidates_priority_us: considered
+                .prefill_candidates
+                .iter()
+                .map(|c| c.rank_us)
+                .collect(),
         }
     }
 }

@@ -40,7 +40,7 @@ async fn are_busy(nodes: &[FakeNode; 2], events: &[Subscription; 2]) {
         let status = {
             let mut described = node.described.lock().expect("no test panicked with it");
             described.instances[0].load = Some(v1::InstanceLoad {
-                running: 4,
+                running_requests: 4,
                 waiting_prompt_tokens: 5_000,
                 ..v1::InstanceLoad::default()
             });
@@ -57,7 +57,7 @@ fn is_whole(world: &World) -> Option<bool> {
 /// Nobody does both any more.
 fn is_divided(world: &World) -> bool {
     let nodes = world.cluster.overview().nodes;
-    nodes.iter().flat_map(|node| &node.instances).all(|instance| instance.role != "both")
+    nodes.iter().flat_map(|node| &node.instances).all(|instance| instance.current_role != "both")
 }
 
 #[tokio::test]

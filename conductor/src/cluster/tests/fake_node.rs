@@ -31,7 +31,7 @@ pub(super) fn engine(instance_id: &str, role: v1::Role) -> v1::AttachedInstance 
             context_tokens: 4_096,
             routed: None,
         }),
-        grpc_address: "127.0.0.1:9".to_string(),
+        engine_address: "127.0.0.1:9".to_string(),
         attach_epoch: 1,
         running_requests_max: 8,
         current_role: 0,

@@ -328,7 +328,7 @@ async fn what_cannot_be_read_ends_the_stream_and_nothing_else() {
     let mut odd_layout = description("b", 1, v1::Role::Both);
     odd_layout.layout.as_mut().expect("set").layers.clear();
     let mut odd_address = description("b", 1, v1::Role::Both);
-    first(&mut odd_address).grpc_address = "no address".to_string();
+    first(&mut odd_address).engine_address = "no address".to_string();
     let renamed = description("c", 1, v1::Role::Both);
     let short_sum = v1::BlockSetDigest { blocks: 1, key_sum: vec![1; 15] };
     let short_sum = v1::TierDigests { ssd: Some(short_sum), ..v1::TierDigests::default() };
@@ -366,7 +366,7 @@ async fn an_engine_that_attaches_again_has_a_new_channel_and_one_that_detaches_i
     assert_eq!((target.attach_epoch, &*target.engine_address), (1, "127.0.0.1:9"));
     let mut status = description("b", 1, v1::Role::Both);
     first(&mut status).attach_epoch = 2;
-    first(&mut status).grpc_address = "127.0.0.1:10".to_string();
+    first(&mut status).engine_address = "127.0.0.1:10".to_string();
     events.status(status.clone()).await;
     eventually("the new one", || world.plan().is_ok_and(|plan| plan.prefill.attach_epoch == 2))
         .await;

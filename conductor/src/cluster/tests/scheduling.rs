@@ -91,7 +91,7 @@ async fn a_refusal_has_the_code_that_says_what_to_do() {
     let allowed = "must be CACHE_CLASS_NORMAL or CACHE_CLASS_EPHEMERAL";
     assert!(unknown.message().contains(allowed), "{unknown}");
     // The profile says 500 us and more for a token. Idle, it would be tried.
-    let load = v1::InstanceLoad { running: 1, ..v1::InstanceLoad::default() };
+    let load = v1::InstanceLoad { running_requests: 1, ..v1::InstanceLoad::default() };
     events.status(busy(description("b", 1, v1::Role::Both), load)).await;
     let is_busy =
         || world.plan().is_ok_and(|p| p.placement.considered.decode_candidates[0].load > 0.2);
@@ -166,7 +166,7 @@ async fn who_is_told_to_come_again_finds_read_what_was_on_the_ssd() {
     let (b, world, events) = with_prompt_on_ssd().await;
     let mut client = client(&world.cluster, &Arc::new(Recorder::new(10, 0))).await;
     // As above: busy, and too slow by the profile.
-    let load = v1::InstanceLoad { running: 1, ..v1::InstanceLoad::default() };
+    let load = v1::InstanceLoad { running_requests: 1, ..v1::InstanceLoad::default() };
     events.status(busy(description("b", 1, v1::Role::Both), load)).await;
     let is_busy =
         || world.plan().is_ok_and(|p| p.placement.considered.decode_candidates[0].load > 0.2);

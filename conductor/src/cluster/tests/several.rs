@@ -29,7 +29,7 @@ async fn prefill_and_decode_of_one_node_make_a_pair_that_sends_nothing() {
     assert!(placed.placement.to_string().contains("split p -> d"), "{}", placed.placement);
     let overview = world.cluster.overview();
     let seen: Vec<(&str, &str)> =
-        overview.nodes[0].instances.iter().map(|one| (&*one.instance, one.role)).collect();
+        overview.nodes[0].instances.iter().map(|one| (&*one.instance, one.current_role)).collect();
     assert_eq!(seen, [("d", "decode"), ("p", "prefill")]);
 }
 

@@ -26,13 +26,14 @@ pub(crate) struct Harness {
 /// A configuration with open ports for these nodes.
 pub(crate) fn config(pairs: &[&Pair]) -> Config {
     let any = || "127.0.0.1:0".parse().expect("an address");
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/models/tiny-deepseek-v2");
+    let tokenizer_dir =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/models/tiny-deepseek-v2");
     Config {
         listen: any(),
         grpc_listen: any(),
         monitor_listen: any(),
         nodes: pairs.iter().map(|pair| pair.address.clone()).collect(),
-        models: vec![ModelConfig { name: "tiny".to_owned(), path }],
+        models: vec![ModelConfig { name: "tiny".to_owned(), tokenizer_dir }],
         drain_timeout_ms: 5_000,
         ..Config::default()
     }
@@ -95,7 +96,7 @@ impl Harness {
 
     pub(crate) async fn start_unready(config: Config) -> Harness {
         let conductor = Conductor::bind(config).await.expect("binds");
-        let (address, grpc) = (conductor.http_address(), conductor.grpc_address());
+        let (address, grpc) = (conductor.http_address(), conductor.engine_address());
         let watch = format!("http://{}", conductor.watch_address());
         let shutdown = CancellationToken::new();
         let served = tokio::spawn(conductor.serve(shutdown.clone()));

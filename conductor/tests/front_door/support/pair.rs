@@ -121,15 +121,17 @@ impl Fake {
                     partial_bytes: 64,
                 }),
             }),
-            grpc_address: self.address.clone(),
+            engine_address: self.address.clone(),
             attach_epoch: 1,
             running_requests_max: 64,
             current_role: 0,
             role_version: 0,
             instance_type: String::new(),
         };
-        let load =
-            v1::InstanceLoad { running: self.script().full.into(), ..v1::InstanceLoad::default() };
+        let load = v1::InstanceLoad {
+            running_requests: self.script().full.into(),
+            ..v1::InstanceLoad::default()
+        };
         v1::NodeDescription {
             node_id: self.name.to_owned(),
             incarnation: 1,

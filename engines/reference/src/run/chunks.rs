@@ -114,7 +114,7 @@ impl Host {
         self.reserve(reuse, ask, elsewhere as u32).await;
         let chunks = reuse.wire(|chunk| {
             let span = v1::RoutedSpan {
-                node: holder.node.address().to_string(),
+                node_address: holder.node.address().to_string(),
                 tx: Some(share(chunk).tx()),
                 lease_ms: LEASE_MS,
                 first_block: 0,
@@ -232,7 +232,7 @@ async fn check_fault(reuse: Reuse, deadline_ms: u32, fault: impl AsyncFnOnce(&mu
     let node = holder.node.address().to_string();
     let wire = reuse.wire(|chunk| {
         let span = v1::RoutedSpan {
-            node: node.clone(),
+            node_address: node.clone(),
             tx: Some(share(chunk).tx()),
             lease_ms: LEASE_MS,
             first_block: 0,

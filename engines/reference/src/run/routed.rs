@@ -66,7 +66,7 @@ impl Host {
 
     fn span(&self, ask: &Ask, blocks: Range<u32>) -> v1::RoutedSpan {
         v1::RoutedSpan {
-            node: self.node.address().to_string(),
+            node_address: self.node.address().to_string(),
             tx: Some(ask.tx()),
             lease_ms: LEASE_MS,
             first_block: blocks.start,
@@ -355,7 +355,7 @@ async fn what_a_holder_has_not_pinned_is_refused_before_anything_is_computed() {
     holder.pin(&fewer, 1).await;
     let more = v1::RoutedSpan { blocks: 2, ..holder.span(&fewer, 0..1) };
     assert_eq!(call(&fewer, more).await, tonic::Code::FailedPrecondition);
-    let nobody = v1::RoutedSpan { node: "127.0.0.1:1".into(), ..holder.span(&fewer, 0..1) };
+    let nobody = v1::RoutedSpan { node_address: "127.0.0.1:1".into(), ..holder.span(&fewer, 0..1) };
     assert_eq!(call(&ask(4, &case), nobody).await, tonic::Code::Unavailable);
     engine.end().await;
     holder.end().await;

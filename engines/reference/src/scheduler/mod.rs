@@ -148,8 +148,8 @@ impl Shared {
     /// What the engine is doing while so many sequences have a seat.
     fn load(&self, running: u32) -> v1::InstanceLoad {
         v1::InstanceLoad {
-            running,
-            waiting: self.admission.requests().saturating_sub(running),
+            running_requests: running,
+            waiting_requests: self.admission.requests().saturating_sub(running),
             waiting_prompt_tokens: self.admission.waiting_prompt_tokens(),
             computed_prompt_tokens: self.metrics.computed_prompt_tokens.get(),
         }
@@ -271,8 +271,8 @@ impl<P: CachePort, C: Compute> Scheduler<P, C> {
     pub(crate) fn publish_load(&self) {
         let load = self.shared.load(self.seated().count() as u32);
         self.port.publish_load(&load);
-        self.shared.metrics.running.set(load.running.into());
-        self.shared.metrics.waiting.set(load.waiting.into());
+        self.shared.metrics.running.set(load.running_requests.into());
+        self.shared.metrics.waiting.set(load.waiting_requests.into());
     }
 
     /// Ends everything, because the node is lost or the engine stops. Shares are released if the

@@ -673,9 +673,12 @@ fn the_load_says_who_runs_who_waits_and_what_is_left_to_compute() {
     let asks = [Ask::new(Leg::Whole, 1, 150, 30), Ask::new(Leg::Prefill, 2, 70, 1)];
     let _callers: Vec<Caller> = asks.iter().map(|ask| bench.ask(ask)).collect();
     bench.scheduler.publish_load();
-    let load = |running, waiting, waiting_prompt_tokens, computed_prompt_tokens| v1::InstanceLoad {
-        running,
-        waiting,
+    let load = |running_requests,
+                waiting_requests,
+                waiting_prompt_tokens,
+                computed_prompt_tokens| v1::InstanceLoad {
+        running_requests,
+        waiting_requests,
         waiting_prompt_tokens,
         computed_prompt_tokens,
     };

@@ -27,7 +27,7 @@ typedef enum {
     /* The node is gone or has disconnected this client: open a new client. */
     KVASIR_LOST = 3,
     /* No space: release objects, or try again later. */
-    KVASIR_NO_SPACE = 4,
+    KVASIR_NO_CAPACITY = 4,
     /* The node is draining: use another one. */
     KVASIR_DRAINING = 5,
     /* An argument is invalid. */
@@ -46,7 +46,7 @@ typedef enum {
     KVASIR_NOT_PERSISTED = 3,
     /* The key belongs to a block of another namespace. */
     KVASIR_OBJECT_REFUSED = 4
-} kvasir_outcome;
+} kvasir_object_outcome;
 
 typedef enum {
     /* Kept until it is evicted. */
@@ -55,7 +55,7 @@ typedef enum {
     KVASIR_EPHEMERAL = 1,
     /* On the SSD for the tenant until its time to live ends. */
     KVASIR_CONTEXT = 2
-} kvasir_class;
+} kvasir_object_class;
 
 typedef enum {
     KVASIR_ABSENT = 0,
@@ -82,7 +82,7 @@ typedef struct {
 } kvasir_open_options;
 
 typedef struct {
-    kvasir_class object_class;
+    kvasir_object_class object_class;
     /* Time to live of context objects. */
     uint64_t ttl_ms;
 } kvasir_put_options;
@@ -120,7 +120,7 @@ size_t kvasir_objects_max(const kvasir_client *client);
  */
 kvasir_status kvasir_put(const kvasir_client *client, size_t count, const kvasir_bytes *names,
                          const kvasir_bytes *objects, const kvasir_put_options *options,
-                         kvasir_outcome *outcomes);
+                         kvasir_object_outcome *outcomes);
 
 /*
  * Gets `count` objects. `objects` must have room for `count` entries, which point into the node's memory
@@ -156,7 +156,7 @@ kvasir_status kvasir_find(const kvasir_client *client, size_t count, const kvasi
                           kvasir_tier *tiers);
 
 /* Removes objects durably: no restart of the node brings one back. `removed`, if it is not NULL, receives the number
-   of objects that were present. KVASIR_NO_SPACE: the removal cannot be written at present; try again later. */
+   of objects that were present. KVASIR_NO_CAPACITY: the removal cannot be written at present; try again later. */
 kvasir_status kvasir_remove(const kvasir_client *client, size_t count, const kvasir_bytes *names,
                             size_t *removed);
 

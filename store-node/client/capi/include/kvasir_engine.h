@@ -25,13 +25,12 @@ typedef struct kvasir_engine kvasir_engine;
 
 /* The load of the engine, for admission. */
 typedef struct {
-    /* Sequences. */
-    uint32_t running;
-    uint32_t waiting;
+    uint32_t running_requests;
+    uint32_t waiting_requests;
     uint64_t waiting_prompt_tokens;
-    /* Since the attachment. */
+    /* Since the engine started. The number never falls while the engine is attached. */
     uint64_t computed_prompt_tokens;
-} kvasir_load;
+} kvasir_engine_load;
 
 /*
  * Attaches with an encoded AttachRequest, in which this function sets `pid`. KVASIR_UNREACHABLE: the node does
@@ -77,7 +76,7 @@ uint32_t kvasir_engine_slots_total(const kvasir_engine *engine);
 /* 0 after the node is gone or has detached this engine. The slots must not be written then. */
 int kvasir_engine_is_connected(const kvasir_engine *engine);
 
-/* Sends an encoded EngineToNode. KVASIR_NO_SPACE: the node has read no message for 50 ms. */
+/* Sends an encoded EngineToNode. KVASIR_NO_CAPACITY: the node has read no message for 50 ms. */
 kvasir_status kvasir_engine_send(const kvasir_engine *engine, const uint8_t *message,
                                  size_t message_bytes);
 
@@ -100,7 +99,7 @@ void kvasir_engine_wake(const kvasir_engine *engine);
 void kvasir_engine_progress(const kvasir_engine *engine, uint32_t step, uint16_t layers_done);
 
 /* Publishes the load. It is cheap: call it at every change. */
-void kvasir_engine_publish_load(const kvasir_engine *engine, const kvasir_load *load);
+void kvasir_engine_publish_load(const kvasir_engine *engine, const kvasir_engine_load *load);
 
 #ifdef __cplusplus
 }

@@ -27,12 +27,12 @@ struct Incoming {
     message: Vec<u8>,
 }
 
-/// `kvasir_load`.
+/// `kvasir_engine_load`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CLoad {
-    running: u32,
-    waiting: u32,
+    running_requests: u32,
+    waiting_requests: u32,
     waiting_prompt_tokens: u64,
     computed_prompt_tokens: u64,
 }
@@ -43,7 +43,7 @@ impl From<AttachError> for Failed {
             AttachError::Unreachable { .. } => Status::Unreachable,
             AttachError::Refused(_) => Status::Refused,
             AttachError::Lost => Status::Lost,
-            AttachError::Full => Status::NoSpace,
+            AttachError::Full => Status::NoCapacity,
             AttachError::TooLong { .. } => Status::Invalid,
             AttachError::Protocol(_) => Status::Protocol,
         };
@@ -263,8 +263,8 @@ pub unsafe extern "C" fn kvasir_engine_publish_load(engine: *const Engine, load:
     // SAFETY: the caller's promises about both.
     if let (Ok(engine), Some(load)) = unsafe { (attached(engine), load.as_ref()) } {
         engine.link.publish_load(&v1::InstanceLoad {
-            running: load.running,
-            waiting: load.waiting,
+            running_requests: load.running_requests,
+            waiting_requests: load.waiting_requests,
             waiting_prompt_tokens: load.waiting_prompt_tokens,
             computed_prompt_tokens: load.computed_prompt_tokens,
         });

@@ -37,7 +37,7 @@ int main(int argc, char **argv) {
         objects[at] = names[at];
     }
     objects[0] = (kvasir_bytes){large, sizeof large};
-    kvasir_outcome outcomes[COUNT];
+    kvasir_object_outcome outcomes[COUNT];
     check(kvasir_put(client, COUNT, names, objects, NULL, outcomes) == KVASIR_OK, "put");
     for (int at = 0; at < COUNT; at++) check(outcomes[at] == KVASIR_STORED, "stored");
     check(kvasir_put(client, COUNT, names, objects, NULL, outcomes) == KVASIR_OK, "put again");
@@ -75,7 +75,7 @@ int main(int argc, char **argv) {
 
     check(kvasir_put(NULL, 0, NULL, NULL, NULL, NULL) == KVASIR_INVALID, "no client");
     check(kvasir_get(client, 1, NULL, 0, missed, &misses) == KVASIR_INVALID, "no names");
-    context.object_class = (kvasir_class)9;
+    context.object_class = (kvasir_object_class)9;
     check(kvasir_put(client, 1, names, objects, &context, outcomes) == KVASIR_INVALID, "no class");
 
     /* Another node of the same slots, which fetches from the first one. */

@@ -23,7 +23,7 @@ import os
 from . import _library
 
 __all__ = [
-    "Client", "ObjectClass", "Outcome", "Outcomes", "Tier", "Error", "Unreachable", "Refused", "Lost", "NoSpace",
+    "Client", "ObjectClass", "Outcome", "Outcomes", "Tier", "Error", "Unreachable", "Refused", "Lost", "NoCapacity",
     "Draining", "Invalid", "Protocol",
 ]
 
@@ -44,7 +44,7 @@ class Lost(Error):
     """The node is gone or has disconnected this client: open a new client. Views stay readable."""
 
 
-class NoSpace(Error):
+class NoCapacity(Error):
     """No space: drop views, or try again later."""
 
 
@@ -60,7 +60,7 @@ class Protocol(Error):
     """The node has another version, or there is a bug."""
 
 
-_ERRORS = [None, Unreachable, Refused, Lost, NoSpace, Draining, Invalid, Protocol]
+_ERRORS = [None, Unreachable, Refused, Lost, NoCapacity, Draining, Invalid, Protocol]
 
 
 class ObjectClass(enum.IntEnum):

@@ -37,8 +37,8 @@ class Object(ctypes.Structure):
 
 class Load(ctypes.Structure):
     _fields_ = [
-        ("running", ctypes.c_uint32),
-        ("waiting", ctypes.c_uint32),
+        ("running_requests", ctypes.c_uint32),
+        ("waiting_requests", ctypes.c_uint32),
         ("waiting_prompt_tokens", ctypes.c_uint64),
         ("computed_prompt_tokens", ctypes.c_uint64),
     ]

@@ -115,7 +115,7 @@ class Engine:
         return bool(self._library.kvasir_engine_is_connected(self._open()))
 
     def send(self, message):
-        """Sends an `EngineToNode`. `NoSpace`: the node has read no message for 50 ms."""
+        """Sends an `EngineToNode`. `NoCapacity`: the node has read no message for 50 ms."""
         encoded = _encoded(message)
         self._check(self._library.kvasir_engine_send(self._open(), encoded, len(encoded)))
 
@@ -138,8 +138,9 @@ class Engine:
         enqueued."""
         self._library.kvasir_engine_progress(self._open(), step, layers_done)
 
-    def publish_load(self, *, running=0, waiting=0, waiting_prompt_tokens=0, computed_prompt_tokens=0):
-        """Publishes the engine's load, for admission. `computed_prompt_tokens` counts from the attachment. The call
+    def publish_load(self, *, running_requests=0, waiting_requests=0, waiting_prompt_tokens=0,
+                     computed_prompt_tokens=0):
+        """Publishes the engine's load, for admission. `computed_prompt_tokens` counts since the engine started. The call
         is cheap: use it at every change."""
-        load = _library.Load(running, waiting, waiting_prompt_tokens, computed_prompt_tokens)
+        load = _library.Load(running_requests, waiting_requests, waiting_prompt_tokens, computed_prompt_tokens)
         self._library.kvasir_engine_publish_load(self._open(), ctypes.byref(load))

@@ -218,7 +218,7 @@ fn what_is_pinned_stays_while_everything_else_makes_room() {
     let slots = (1 << 20) / (client.object_bytes_max() + 16);
     let all: Vec<Key> = (500..500 + slots).map(|at| client.key(&at.to_le_bytes())).collect();
     let refused = client.reserve(&all, Duration::from_secs(1));
-    assert!(matches!(refused, Err(Error::NoSpace(_))), "one is pinned");
+    assert!(matches!(refused, Err(Error::NoCapacity(_))), "one is pinned");
     drop(held);
     drop(client.reserve(&all, Duration::from_secs(1)).expect("none is pinned"));
     assert_eq!(client.exists(&[first]).expect("an answer"), [false]);
@@ -798,7 +798,7 @@ fn a_client_that_is_killed_loses_its_pins_its_unfinished_puts_and_what_was_for_i
     let scratch = client.key(b"scratch");
     assert_eq!(client.exists(&[scratch]).expect("an answer"), [true]);
     let all: Vec<Key> = (1_000..1_100).map(|at: usize| client.key(&at.to_le_bytes())).collect();
-    assert!(matches!(client.reserve(&all, Duration::from_secs(1)), Err(Error::NoSpace(_))));
+    assert!(matches!(client.reserve(&all, Duration::from_secs(1)), Err(Error::NoCapacity(_))));
     process.kill().expect("killed");
     process.wait().expect("its end");
     until("all slots come free", || client.reserve(&all, Duration::from_secs(1)).is_ok());

@@ -282,7 +282,7 @@ impl Owner {
             instance_id: request.instance_id,
             role: request.role,
             model: Some(model),
-            grpc_address: request.grpc_address,
+            engine_address: request.engine_address,
             attach_epoch: self.engines.last_epoch + 1,
             running_requests_max: request.running_requests_max,
             current_role: v1::Role::Unspecified.into(),

@@ -45,7 +45,7 @@ impl From<AllocateError> for Refusal {
     fn from(error: AllocateError) -> Self {
         let kind = match error {
             AllocateError::NoSpace { .. } | AllocateError::TooManyShares(_) => {
-                ObjectRefusal::NoSpace
+                ObjectRefusal::NoCapacity
             }
             AllocateError::Draining => ObjectRefusal::Unavailable,
             AllocateError::TooLarge { .. }
@@ -60,7 +60,7 @@ impl From<AllocateError> for Refusal {
 impl From<GetError> for Refusal {
     fn from(error: GetError) -> Self {
         let kind = match error {
-            GetError::TooManyPins(_) => ObjectRefusal::NoSpace,
+            GetError::TooManyPins(_) => ObjectRefusal::NoCapacity,
             GetError::HandleInUse => ObjectRefusal::Invalid,
         };
         refused(kind, error.to_string())
@@ -190,7 +190,7 @@ impl Owner {
                 "{wanted} slots are needed and {available} are available, of which {left} are \
                  reserved for the engine"
             );
-            return Err(refused(ObjectRefusal::NoSpace, why));
+            return Err(refused(ObjectRefusal::NoCapacity, why));
         }
         Ok(())
     }
@@ -211,7 +211,7 @@ impl Owner {
         if client.puts.len() >= PUTS_MAX {
             let why =
                 format!("{PUTS_MAX} reservations of this client are open: commit or drop one");
-            return Ok(Err(refused(ObjectRefusal::NoSpace, why)));
+            return Ok(Err(refused(ObjectRefusal::NoCapacity, why)));
         }
         let (namespace, epoch) = (client.namespace, client.line.epoch());
         let lacking = |key: &BlockKey| self.blocks.find_object(namespace, *key).is_none();
@@ -477,7 +477,7 @@ impl Owner {
         }
         if client.fetches.len() >= WAITING_MAX {
             let why = format!("{WAITING_MAX} fetches of this client are already queued");
-            let refusal = refused(ObjectRefusal::NoSpace, why);
+            let refusal = refused(ObjectRefusal::NoCapacity, why);
             return self.answer_client(at, request, Err(refusal));
         }
         let mut lacking = match &fetch {
@@ -632,16 +632,16 @@ impl Owner {
         let (namespace, epoch) = (client.namespace, client.line.epoch());
         if self.tiers.has_ssd() && !self.blocks.ssd_is_usable(now_ms) {
             let why = "the SSD is unavailable and may hold the objects: try again later";
-            return Err(refused(ObjectRefusal::NoSpace, why));
+            return Err(refused(ObjectRefusal::NoCapacity, why));
         }
         let counts = self.blocks.counts();
         if counts.sinking.max(counts.discarding) >= REMOVALS_MAX {
             let why = "too many objects are being removed; try again later";
-            return Err(refused(ObjectRefusal::NoSpace, why));
+            return Err(refused(ObjectRefusal::NoCapacity, why));
         }
         let removed = self.blocks.remove_objects(now_ms, namespace, keys);
         let (count, keep) =
-            removed.map_err(|error| refused(ObjectRefusal::NoSpace, error.to_string()))?;
+            removed.map_err(|error| refused(ObjectRefusal::NoCapacity, error.to_string()))?;
         // Whoever had put one may be another client.
         for client in self.clients.list.iter_mut().filter(|of| of.namespace == namespace) {
             for key in keys {
@@ -671,7 +671,7 @@ impl Owner {
             false => {
                 let why = "the SSD or the object store did not store the removal: a restart may \
                            restore the objects; try again";
-                Err(refused(ObjectRefusal::NoSpace, why))
+                Err(refused(ObjectRefusal::NoCapacity, why))
             }
         };
         if let Err(broken) = self.answer_client(at, request, answer) {

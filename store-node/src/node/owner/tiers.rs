@@ -349,8 +349,8 @@ impl Owner {
             usable: matches!(ssd.state, State::Up { .. }) && answers && !ssd.is_too_small,
             state,
             blocks: counts.ssd_blocks.into(),
-            bytes: counts.ssd_bytes,
-            bytes_max: ssd.bytes_max,
+            used_bytes: counts.ssd_bytes,
+            capacity_bytes: ssd.bytes_max,
             read_bytes_total: ssd.reads.bytes,
             read_us_total: ssd.reads.time.as_micros() as u64,
         })

@@ -141,7 +141,7 @@ struct FabricForm {
     bytes_per_us: f64,
     #[serde(with = "CongestionForm")]
     congestion: Congestion,
-    flows_max: u32,
+    concurrent_messages_max: u32,
     #[serde(with = "SpliceForm")]
     splice: SpliceProfile,
     #[serde(with = "GatherForm")]
@@ -153,9 +153,9 @@ struct FabricForm {
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Congestion", deny_unknown_fields)]
 struct CongestionForm {
-    flat_flows: u32,
+    flat_messages: u32,
     #[serde(with = "exact")]
-    flow_factor: f64,
+    message_factor: f64,
 }
 
 #[derive(Serialize, Deserialize)]
