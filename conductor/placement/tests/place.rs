@@ -220,7 +220,10 @@ fn a_refusal_shows_what_everybody_would_have_cost_and_why_nobody_was_taken() {
         let refused = world.decide(change).expect_err("refused");
         assert_eq!(refused.to_string().lines().collect::<Vec<_>>(), want);
         let explained = refused.explain();
-        assert_eq!(explained.reason, refused.refusal.to_string());
+        assert_eq!(
+            (explained.reason, explained.message),
+            (refused.refusal.label(), refused.refusal.to_string())
+        );
         let lines = explained.prefill_candidates.len() + explained.decode_candidates.len();
         assert_eq!(lines, want.len() - 2);
     };

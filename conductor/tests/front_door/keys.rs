@@ -249,13 +249,13 @@ async fn a_changed_file_is_taken_without_dropping_a_request() {
     // What is wrong is not taken.
     std::fs::write(&keyed.file, "[[tenants]]\nname = \"a\"\n").expect("writes");
     let reloads = "kvasir_conductor_reloads_total";
-    let refused = format!("{reloads}{{file=\"api_keys\",result=\"rejected\"}}");
+    let refused = format!("{reloads}{{file=\"api_keys\",outcome=\"rejected\"}}");
     keyed.harness.until_metric(&refused, |count| count >= 1.0).await;
     assert_eq!(models("Bearer first-key").await, 200);
 
     let only_second = two_tenants().split_off(two_tenants().rfind("[[").expect("two"));
     std::fs::write(&keyed.file, only_second).expect("writes");
-    let taken = format!("{reloads}{{file=\"api_keys\",result=\"accepted\"}}");
+    let taken = format!("{reloads}{{file=\"api_keys\",outcome=\"accepted\"}}");
     keyed.harness.until_metric(&taken, |count| count == 1.0).await;
     assert_eq!(models("Bearer first-key").await, 401);
     assert_eq!(models("Bearer second-key").await, 200);

@@ -148,7 +148,10 @@ async fn attempts_that_fail_are_decisions_of_their_own_and_a_refusal_says_why() 
     let last = decisions.last().expect("one at least");
     assert!(last["refused"].as_str().is_some_and(|why| why.contains("prefill")), "{last}");
     let refusal = &last["refusal"];
-    assert_eq!(refusal["reason"], last["refused"]);
+    assert_eq!(
+        (&refusal["reason"], &refusal["message"]),
+        (&json!("no_instance"), &last["refused"])
+    );
     let prefill = &refusal["prefill_candidates"][0];
     assert_eq!((&prefill["node"], &prefill["verdict"]), (&json!("p"), &json!("excluded")));
     assert!(prefill["compute_us"].as_u64().is_some_and(|us| us > 0), "{prefill}");
