@@ -200,7 +200,7 @@ impl Running {
             let abort = server.abort_handle();
             match tokio::time::timeout(CONNECTIONS_END, server).await {
                 Ok(Ok(Err(error))) => {
-                    tracing::warn!(%error, "a gRPC or HTTP server of the store node ended with an error")
+                    tracing::warn!(%error, "a gRPC or HTTP server of the store node ended with an error");
                 }
                 Ok(_) => {}
                 Err(_) => abort.abort(),

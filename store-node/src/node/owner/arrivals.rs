@@ -214,7 +214,7 @@ impl Owner {
                 self.answer_settling(share, cached_blocks);
             }
             Err(error) => {
-                tracing::debug!(%share, %error, "the store node cannot settle a fetch yet")
+                tracing::debug!(%share, %error, "the store node cannot settle a fetch yet");
             }
         }
     }

@@ -191,7 +191,7 @@ impl Owner {
                 "the store node copied blocks to another node"
             ),
             Err(error) => {
-                tracing::warn!(copy_id = copy, cause = cause.label(), %error, "a copy of blocks to another node failed")
+                tracing::warn!(copy_id = copy, cause = cause.label(), %error, "a copy of blocks to another node failed");
             }
         }
         self.blocks.copied(now_ms, copy, result.clone());

@@ -127,7 +127,7 @@ impl Owner {
             },
             Ok(Heard::OfObjects(message)) => self.take_objects_message(peer, *message),
             Err(error) => {
-                tracing::warn!(%peer, %error, "the store node cannot decode a message of a peer; check the versions of both")
+                tracing::warn!(%peer, %error, "the store node cannot decode a message of a peer; check the versions of both");
             }
         }
         self.run_actions();
