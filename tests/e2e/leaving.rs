@@ -42,7 +42,7 @@ impl Slow {
 
     /// Requests that were given up because their clients had gone.
     async fn gone(&self) -> f64 {
-        let labels = [("result", "client_disconnected")];
+        let labels = [("outcome", "client_disconnected")];
         self.count("conductor", "kvasir_conductor_choices_total", &labels).await
     }
 

@@ -23,7 +23,7 @@ async fn check_cases_apart(cases: &[Case], flags: &str, domain: &str) {
         check_case(&cluster, case).await;
     }
     let computed = "kvasir_engine_prompt_tokens_computed_total";
-    assert!(cluster.metrics("decode-1").await.has(computed));
+    assert!(cluster.metrics("decode-1").await.has(computed, &[]));
     assert_eq!(cluster.sum("decode-1", computed, &[]).await, 0.0, "decode computed a prompt");
     let prompt_tokens: usize = cases.iter().map(|case| case.prompt.len()).sum();
     assert_eq!(cluster.sum("prefill-1", computed, &[]).await, prompt_tokens as f64);

@@ -25,8 +25,8 @@ impl Metrics {
         self.matching(name, labels).map(|sample| sample.value).sum()
     }
 
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.matching(name, &[]).next().is_some()
+    pub(crate) fn has(&self, name: &str, labels: &[(&str, &str)]) -> bool {
+        self.matching(name, labels).next().is_some()
     }
 
     fn matching<'a>(

@@ -10,7 +10,7 @@ type Gauge = (&'static str, &'static [(&'static str, &'static str)]);
 /// Zero on every node.
 const OF_NODES: [Gauge; 11] = [
     ("kvasir_store_slots", &[("state", "allocated")]),
-    ("kvasir_store_slots", &[("state", "leaving")]),
+    ("kvasir_store_slots", &[("state", "releasing")]),
     ("kvasir_store_slots", &[("state", "quarantined")]),
     ("kvasir_store_shares", &[]),
     ("kvasir_store_shares_aborting", &[]),
@@ -43,8 +43,8 @@ async fn left_over(cluster: &Cluster) -> Vec<String> {
         };
         for (metric, labels) in gauges(&process) {
             // A node that has just been started again has none before its engine is back.
-            if !metrics.has(metric) {
-                left.push(format!("{process} has no {metric}"));
+            if !metrics.has(metric, labels) {
+                left.push(format!("{process} has no {metric}{labels:?}"));
                 continue;
             }
             let value = metrics.sum(metric, labels);
