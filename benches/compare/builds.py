@@ -119,18 +119,31 @@ def existing(files, programs):
 
 
 def build(root, compare_dir, revision, programs):
-    """Builds the programs of a revision in release."""
+    """Builds the programs of a revision: benchmarks with the profile of `cargo bench`, others with that of users."""
     folder = compare_dir / revision.folder
     files = check_out(root, folder, revision.tree)
     wanted = existing(files, programs)
     copy_dependencies(folder)
-    command = ["cargo", "build", "--release", "--locked", "--message-format", "json-render-diagnostics"]
-    for package in sorted({program.package for program in wanted}):
-        command += ["--package", package]
-    for program in wanted:
-        command += [SELECT[program.kind], program.name]
-    environment = {**os.environ, "CARGO_TARGET_DIR": str(folder / "build")}
     print(f"building {revision.label} in {folder}", file=sys.stderr, flush=True)
+    # Both profiles write `kvasir` to the same place, where benchmarks start it: the one that users get has to be last.
+    benches = [program for program in wanted if program.kind == "bench"]
+    others = [program for program in wanted if program.kind != "bench"]
+    executables = {}
+    for profile, part in [("bench", benches), ("release", others)]:
+        executables.update(compile_programs(files, folder / "build", revision, profile, part))
+    return Build(revision, files, executables)
+
+
+def compile_programs(files, target_dir, revision, profile, programs):
+    """Compiles programs with a profile of Cargo. Returns their executables."""
+    if not programs:
+        return {}
+    command = ["cargo", "build", "--profile", profile, "--locked", "--message-format", "json-render-diagnostics"]
+    for package in sorted({program.package for program in programs}):
+        command += ["--package", package]
+    for program in programs:
+        command += [SELECT[program.kind], program.name]
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(target_dir)}
     done = subprocess.run(command, cwd=files, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise BuildError(f"{revision.label} does not build")
@@ -140,5 +153,4 @@ def build(root, compare_dir, revision, programs):
         if message.get("reason") == "compiler-artifact" and message.get("executable"):
             target = message["target"]
             built[target["kind"][0], target["name"]] = Path(message["executable"])
-    executables = {program: built[program.kind, program.name] for program in wanted}
-    return Build(revision, files, executables)
+    return {program: built[program.kind, program.name] for program in programs}

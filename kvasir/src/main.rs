@@ -1,8 +1,7 @@
-//! The one binary. `up` runs a whole cluster on this machine; `conductor`, `store-node` and
-//! `engine` are the daemons it starts, each also for use alone; `config` prints the reference
-//! configuration of a daemon, `doctor` says what a host offers, `admin` looks into a store node and
-//! drains it, `explain` and `top` ask a conductor what it did and does, `replay` says what a cluster
-//! would do with a trace, `demo` shows on a cluster of its own what it decides beside what it measures. Nothing below this file reads the environment.
+//! The `kvasir` binary. `up` runs a whole cluster on this machine. `conductor`, `store-node` and `engine` are its daemons.
+//! `config` prints the reference configuration of a daemon, `doctor` checks a host, `admin` inspects and drains a store
+//! node, `explain` and `top` show what a conductor did and does, `replay` computes what a cluster would do with a trace, and
+//! `demo` compares a cluster's decisions with measurements. No module below this file reads the environment.
 #![forbid(unsafe_code)]
 
 mod admin;
@@ -19,20 +18,14 @@ mod up;
 mod watch;
 
 use std::error::Error;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
+use kvasir_process::start_logging;
 
 use args::{Cli, Command};
 
-/// Why: docs/decisions/0040-the-binary-uses-mimalloc.md.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// What is logged when neither `--log` nor `RUST_LOG` says otherwise: of daemons, and of commands whose
-/// answer is what they print.
+/// The log filter if neither `--log` nor `RUST_LOG` sets one: of daemons, and of commands that print their result.
 const LOG_DEFAULT: &str = "info";
 const LOG_DEFAULT_OF_ANSWERS: &str = "warn";
 
@@ -76,18 +69,4 @@ fn default_filter(command: &Command) -> &'static str {
         }
         _ => LOG_DEFAULT_OF_ANSWERS,
     }
-}
-
-fn start_logging(flag: Option<&str>, default: &str) -> Result<(), String> {
-    let filter = match flag {
-        Some(directives) => EnvFilter::try_new(directives)
-            .map_err(|error| format!("--log {directives:?} is not a log filter: {error}"))?,
-        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default)),
-    };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
-    Ok(())
 }

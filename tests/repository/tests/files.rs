@@ -24,8 +24,9 @@ const MAY_BE_UNSAFE: [&str; 12] = [
 ];
 
 /// Where each package begins.
-const ROOTS: [&str; 24] = [
+const ROOTS: [&str; 25] = [
     "kvasir/src/main.rs",
+    "kvasir/process/src/lib.rs",
     "proto/src/lib.rs",
     "transfer/src/lib.rs",
     "transfer/checksum/src/lib.rs",

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 /// Package, and the packages of this workspace that it may depend on. All that is not here is
 /// refused, a new package too: its place is part of the design.
-const MAY_USE: [(&str, &[&str]); 24] = [
+const MAY_USE: [(&str, &[&str]); 25] = [
     ("kvasir-proto", &[]),
     // What parsers are tried with: in tests, and under the fuzzer.
     ("kvasir-fuzzing", &[]),
@@ -73,10 +73,12 @@ const MAY_USE: [(&str, &[&str]); 24] = [
             "kvasir-route",
         ],
     ),
+    ("kvasir-process", &[]),
     (
         "kvasir",
         &[
             "kvasir-proto",
+            "kvasir-process",
             "kvasir-conductor",
             "kvasir-placement",
             "kvasir-store-node",
