@@ -248,7 +248,7 @@ fn wanted<'a>(
     newcomer: &'a Newcomer,
     hub: &Hub,
 ) -> Result<(&'a WantedCard, CardId, Domain), CardError> {
-    let missing = || CardError::new("this engine has no such NIC");
+    let missing = || CardError::new("this node has no NIC of the requested index and transport");
     let wanted = newcomer.card.as_ref().ok_or_else(missing)?;
     let card = CardId::from_wire(wanted.index).ok_or_else(missing)?;
     let rdma = hub.cards.get(card).filter(|card| card.domain == wanted.domain);
@@ -257,7 +257,7 @@ fn wanted<'a>(
 
 fn open(newcomer: &Newcomer, hub: &mut Hub) -> Result<Opened, CardError> {
     let (wanted, card, domain) = wanted(newcomer, hub)?;
-    let missing = || CardError::new("this engine has no such NIC");
+    let missing = || CardError::new("this node has no NIC of the requested index and transport");
     let rdma = hub.cards.get_mut(card).ok_or_else(missing)?;
     let (pipe, address) = rdma.accept(&wanted.writer)?;
     Ok(Opened { domain, card, pipe, address, order: rdma.bounds.order })

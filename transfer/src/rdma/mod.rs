@@ -218,7 +218,9 @@ impl Rdma {
         make: impl FnOnce(&mut dyn Card, PipeId) -> Result<Vec<u8>, CardError>,
     ) -> Result<(PipeId, Vec<u8>), CardError> {
         if self.is_dead {
-            return Err(CardError::new("the device has failed"));
+            return Err(CardError::new(
+                "the device failed earlier and accepts no connections until the node restarts",
+            ));
         }
         let pipe = PipeId(self.next_pipe);
         self.next_pipe += 1;

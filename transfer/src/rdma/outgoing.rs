@@ -168,7 +168,8 @@ impl RdmaOut {
         ((rail, CardPair { here, there }), hub): ((Rail, CardPair), &mut Hub),
     ) -> Result<Self, CardError> {
         let Hub { cards, tls, .. } = hub;
-        let missing = || CardError::new("this engine has no such NIC");
+        let missing =
+            || CardError::new("this node has no NIC of the requested index and transport");
         let rdma = cards.get_mut(here).ok_or_else(missing)?;
         let control = Control::connect(address, tls.as_ref())?;
         let (pipe, card) = rdma.open()?;

@@ -567,7 +567,11 @@ impl Card for VerbsCard {
     /// With as many queue pairs as the writer has.
     fn accept(&mut self, pipe: PipeId, writer: &[u8]) -> Result<Vec<u8>, CardError> {
         if Ticket::is_one(writer) {
-            let senseless = || CardError::new("the writer's ticket is invalid");
+            let senseless = || {
+                CardError::new(
+                    "the peer sent a malformed handshake; run the same version of Kvasir on both nodes",
+                )
+            };
             let writer = Ticket::from_bytes(writer).ok_or_else(senseless)?;
             let made = self.make_pipe(Role::Target, writer.lanes)?;
             let (ticket, own) = (self.ticket(writer.lanes)?, made.addresses());
@@ -585,7 +589,11 @@ impl Card for VerbsCard {
     fn connect(&mut self, pipe: PipeId, target: &[u8]) -> Result<(), CardError> {
         if self.handshake == Handshake::Ud {
             let target = Ticket::from_bytes(target).filter(|of| self.handshakes.meet(pipe, *of));
-            let senseless = || CardError::new("the peer does not support handshakes by datagrams");
+            let senseless = || {
+                CardError::new(
+                    "the peer does not support handshakes by datagrams; set `verbs.handshake` to the same value on both nodes",
+                )
+            };
             self.learn_way(pipe, &target.ok_or_else(senseless)?)?;
             self.say(pipe);
             return Ok(());
@@ -593,7 +601,9 @@ impl Card for VerbsCard {
         let peers = lanes_of(target)?;
         match self.pipes.get_mut(&pipe) {
             Some(pipe) if pipe.lanes.len() == peers.len() => pipe.connect(&peers, &self.connect),
-            _ => Err(CardError::new("the peer has a different number of queue pairs")),
+            _ => Err(CardError::new(
+                "the peer has a different number of queue pairs; set `verbs.write_queue_pairs` to the same value on both nodes",
+            )),
         }
     }
 
@@ -617,7 +627,9 @@ impl Card for VerbsCard {
 
     fn post(&mut self, pipe: PipeId, lane: usize, posts: &[Post]) -> Result<(), CardError> {
         let Some(pipe) = self.pipes.get_mut(&pipe) else {
-            return Err(CardError::new("there is no such pipe"));
+            return Err(CardError::new(
+                "the connection to the peer was closed before the write was posted",
+            ));
         };
         // What pages are: counted writes out of registered memory. Their requests are built already.
         let mut posts = posts;
@@ -732,7 +744,9 @@ impl Card for VerbsCard {
         {
             match event {
                 DeviceEvent::DeviceFailed | DeviceEvent::CompletionQueueFailed(_) => {
-                    return Err(CardError::new(format!("{event:?}")));
+                    return Err(CardError::new(format!(
+                        "the device reported {event:?}; a restart of the node opens it again"
+                    )));
                 }
                 // Their pipes fail by what is flushed, or when retries are used up.
                 event => tracing::debug!(

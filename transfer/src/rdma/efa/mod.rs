@@ -337,10 +337,15 @@ impl Card for EfaCard {
     }
 
     fn connect(&mut self, pipe: PipeId, target: &[u8]) -> Result<(), CardError> {
-        let greeting = Greeting::from_bytes(target)
-            .ok_or_else(|| CardError::new("the peer sent no endpoint"))?;
+        let greeting = Greeting::from_bytes(target).ok_or_else(|| {
+            CardError::new(
+                "the peer sent no endpoint; run the same version of Kvasir on both nodes",
+            )
+        })?;
         let Some(pipe) = self.pipes.get_mut(&pipe) else {
-            return Err(CardError::new("there is no such pipe"));
+            return Err(CardError::new(
+                "the connection to the peer was closed before it was established",
+            ));
         };
         let End::Writer(writer) = &mut pipe.end else {
             return Err(CardError::new("the pipe does not belong to a writer"));
@@ -406,7 +411,9 @@ impl Card for EfaCard {
         if self.registry.landing.has_failed() {
             let ids: Vec<PipeId> = self.pipes.keys().copied().collect();
             ids.into_iter().for_each(|id| self.close(id));
-            return Err(CardError::new("a registration was not ended"));
+            return Err(CardError::new(
+                "the device could not deregister a memory region, so its connections were closed; restart the node",
+            ));
         }
         self.settle();
         let mut any = !self.overdue.is_empty();
