@@ -125,19 +125,25 @@ def build(root, compare_dir, revision, programs):
     wanted = existing(files, programs)
     copy_dependencies(folder)
     print(f"building {revision.label} in {folder}", file=sys.stderr, flush=True)
-    # Both profiles write `kvasir` to the same place, where benchmarks start it: the one that users get has to be last.
-    benches = [program for program in wanted if program.kind == "bench"]
-    others = [program for program in wanted if program.kind != "bench"]
     executables = {}
-    for profile, part in [("bench", benches), ("release", others)]:
+    for profile, part in steps(wanted):
         executables.update(compile_programs(files, folder / "build", revision, profile, part))
     return Build(revision, files, executables)
 
 
+def steps(programs):
+    """The profile and the programs of each call of Cargo, in order.
+
+    Benchmarks start `kvasir` where Cargo puts it, and every call that builds it overwrites it. The last call builds it as
+    users do: with the release profile, and without examples, whose dev-dependencies would turn on further features.
+    """
+    profiles = [("bench", "bench"), ("example", "release"), ("bin", "release")]
+    calls = [(profile, [program for program in programs if program.kind == kind]) for kind, profile in profiles]
+    return [(profile, part) for profile, part in calls if part]
+
+
 def compile_programs(files, target_dir, revision, profile, programs):
     """Compiles programs with a profile of Cargo. Returns their executables."""
-    if not programs:
-        return {}
     command = ["cargo", "build", "--profile", profile, "--locked", "--message-format", "json-render-diagnostics"]
     for package in sorted({program.package for program in programs}):
         command += ["--package", package]

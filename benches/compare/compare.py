@@ -1,7 +1,7 @@
 """Compares the performance of two revisions on this machine: builds both, runs their benchmarks in turns, and judges.
 
 A figure is worse if its median differs by more than 5 % and by more than the older revision's own spread. The exit status
-is 1 if a figure is worse, and 2 if one is missing or a revision does not build.
+is 1 if a figure is worse, 2 if one was not compared or a revision does not build, and 3 after an unexpected error.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import builds
@@ -22,7 +23,8 @@ from figures import GROUPS, RunError, Runner
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("before", "after")
 IDLE_WANTED = 0.85
-ROUNDS = 5
+# A figure with a larger spread hides a change that matters.
+SPREAD_WANTED = 0.2
 
 
 def main():
@@ -37,6 +39,8 @@ def main():
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             revisions = [builds.resolve(ROOT, name) for name in (options.before, options.after)]
+            if options.after is None and revisions[0].tree == revisions[1].tree:
+                raise builds.BuildError(f"the working tree equals {options.before}: there is no change to measure")
             programs = list(dict.fromkeys(program for group in options.groups for program in group.programs))
             sides = [builds.build(ROOT, compare_dir, revision, programs) for revision in revisions]
         except builds.BuildError as error:
@@ -57,7 +61,7 @@ def main():
     (results / "table.md").write_text(text)
     print(text, end="")
     print(f"\n{results / 'table.md'} has this table, {results / 'values.tsv'} the value of each round.", file=sys.stderr)
-    return verdict.exit_status(rows)
+    return verdict.exit_status(rows, options.allow_new)
 
 
 def parse_arguments():
@@ -65,8 +69,9 @@ def parse_arguments():
     parser = argparse.ArgumentParser(prog="benches/compare/run", description=__doc__)
     parser.add_argument("before", metavar="BEFORE", help="the older revision")
     parser.add_argument("after", metavar="AFTER", nargs="?", help="the newer one; the working tree by default")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"{ROUNDS} by default; fewer give no verdict")
+    parser.add_argument("--rounds", type=int, default=verdict.ROUNDS_MIN, help="%(default)s by default; fewer give no verdict")
     parser.add_argument("--only", metavar="GROUP,...", help=f"of {','.join(names)}; all of them by default")
+    parser.add_argument("--allow-new", action="store_true", help="accept figures that the older revision has no program for")
     parser.add_argument("--results", type=Path, metavar="DIR", help="the folder for the table and the values of each round")
     parser.add_argument(
         "--patience", type=float, default=20, metavar="SECONDS", help="how long to wait for an idle machine, each time"
@@ -78,8 +83,6 @@ def parse_arguments():
         parser.error(f"unknown group {', '.join(unknown)}; the groups are {', '.join(names)}")
     if options.rounds < 1:
         parser.error("--rounds is 1 or more")
-    if options.rounds < ROUNDS:
-        print(f"the spread of {options.rounds} rounds is a poor estimate: take no verdict from this run", file=sys.stderr)
     options.groups = [group for group in GROUPS if group.name in wanted]
     return options
 
@@ -152,9 +155,22 @@ def report(rows, revisions, options, idle, seconds):
         f"Before: {before}. After: {after}. Median of {options.rounds}, {datetime.date.today()}.\n"
         f"{os.cpu_count()} processors ({processor()}), Linux {platform.release()}; {seconds / 60:.0f} minutes; "
         f"{idle:.0%} of the runs began on a machine that was {IDLE_WANTED:.0%} idle.\n\n"
-        f"{verdict.table(rows)}\n"
+        f"{verdict.table(rows)}\n{noise(rows)}"
     )
 
 
+def noise(rows):
+    """A sentence about figures whose spread is so large that the comparison says little about them."""
+    noisy = sum(row.spread is not None and row.spread > SPREAD_WANTED for row in rows)
+    if not noisy:
+        return ""
+    return f"\n{noisy} of {len(rows)} figures have a spread above {SPREAD_WANTED:.0%}: a smaller change of them stays unseen.\n"
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except Exception:
+        # Python itself would end with 1, which means that a figure is worse.
+        traceback.print_exc()
+        sys.exit(3)

@@ -9,6 +9,9 @@ TOLERANCE = 0.05
 SAME, BETTER, WORSE = "same", "better", "worse"
 # The older revision has no program that measures the figure.
 NEW = "new"
+# Fewer rounds than a verdict needs.
+NONE = "-"
+ROUNDS_MIN = 5
 # A revision lacks the figure in some round, or the newer one lacks it altogether.
 MISSING = "missing"
 
@@ -45,6 +48,8 @@ def compare(figure, before, after, rounds, is_new=False):
         verdict = NEW
     elif len(before) < rounds or len(after) < rounds or difference is None:
         verdict = MISSING
+    elif rounds < ROUNDS_MIN:
+        verdict = NONE
     elif abs(difference) <= max(TOLERANCE, spread):
         verdict = SAME
     else:
@@ -52,10 +57,10 @@ def compare(figure, before, after, rounds, is_new=False):
     return Row(figure, old, new, difference, spread, verdict)
 
 
-def exit_status(rows):
-    """0 if no figure is worse, 1 if one is, 2 if one is missing, because then nothing is known about it."""
+def exit_status(rows, allow_new=False):
+    """0 if no figure is worse, 1 if one is, 2 if one was not compared."""
     verdicts = {row.verdict for row in rows}
-    if MISSING in verdicts:
+    if verdicts & {MISSING, NONE} or NEW in verdicts and not allow_new:
         return 2
     return 1 if WORSE in verdicts else 0
 

@@ -1,5 +1,6 @@
 """The verdicts and the parsers of `benches/compare`, which compares the performance of two revisions."""
 
+import os
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ import builds
 import compare
 import figures
 import verdict
-from verdict import BETTER, MISSING, NEW, SAME, WORSE, Figure
+from verdict import BETTER, MISSING, NEW, NONE, SAME, WORSE, Figure
 
 LATENCY = Figure("latency", "us", "lower")
 RATE = Figure("rate", "GB/s", "higher")
@@ -82,13 +83,51 @@ def test_a_figure_without_all_of_its_rounds_is_missing_and_never_dropped():
     assert verdict.compare(LATENCY, [], QUIET[:4], 5, is_new=True).verdict == MISSING
 
 
-def test_the_exit_status_tells_worse_from_missing():
-    def status(*verdicts):
-        return verdict.exit_status([verdict.Row(LATENCY, 1.0, 1.0, 0.0, 0.0, one) for one in verdicts])
+def test_fewer_than_five_rounds_give_no_verdict():
+    assert judged(LATENCY, QUIET[:4], times(2, QUIET[:4]), rounds=4) == NONE
 
-    assert status(SAME, BETTER, NEW) == 0
+
+def test_the_exit_status_tells_worse_from_not_compared():
+    def status(*verdicts, **options):
+        rows = [verdict.Row(LATENCY, 1.0, 1.0, 0.0, 0.0, one) for one in verdicts]
+        return verdict.exit_status(rows, **options)
+
+    assert status(SAME, BETTER) == 0
     assert status(SAME, WORSE) == 1
     assert status(WORSE, MISSING) == 2
+    assert status(SAME, NONE) == 2
+    assert status(SAME, NEW) == 2, "a renamed program looks like a new one"
+    assert status(SAME, NEW, allow_new=True) == 0
+    assert status(WORSE, NEW, allow_new=True) == 1
+
+
+def test_an_unexpected_error_is_not_taken_for_a_worse_figure(tmp_path):
+    # A folder for the builds cannot be made below a file.
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [ROOT / "benches" / "compare" / "run", "HEAD"],
+        env={**os.environ, "CARGO_TARGET_DIR": str(tmp_path / "file")},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, "NotADirectoryError" in done.stderr) == (3, True)
+
+
+def test_the_kvasir_of_users_is_built_last_and_without_examples():
+    programs = [figures.KVASIR, figures.STORE_SIDE, figures.FRONT_DOOR]
+    assert builds.steps(programs) == [
+        ("bench", [figures.FRONT_DOOR]),
+        ("release", [figures.STORE_SIDE]),
+        ("release", [figures.KVASIR]),
+    ]
+    assert builds.steps([figures.KVASIR]) == [("release", [figures.KVASIR])]
+
+
+def test_the_report_says_how_many_figures_are_too_noisy_to_judge():
+    noisy = [100.0, 80.0, 120.0, 90.0, 110.0]
+    assert compare.noise([verdict.compare(LATENCY, QUIET, QUIET, 5)]) == ""
+    rows = [verdict.compare(LATENCY, values, values, 5) for values in (QUIET, noisy)]
+    assert "1 of 2 figures have a spread above 20%" in compare.noise(rows)
 
 
 def test_the_table_has_a_row_for_every_figure():
