@@ -31,7 +31,14 @@ const LOG_DEFAULT_OF_ANSWERS: &str = "warn";
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Err(sentence) = start_logging(cli.log.as_deref(), default_filter(&cli.command)) {
+    #[expect(clippy::disallowed_methods, reason = "only this function reads the environment")]
+    let environment = std::env::var("RUST_LOG").ok();
+    let (source, filter) = match (&cli.log, &environment) {
+        (Some(flag), _) => ("--log", flag.as_str()),
+        (None, Some(variable)) => ("RUST_LOG", variable.as_str()),
+        (None, None) => ("the default", default_filter(&cli.command)),
+    };
+    if let Err(sentence) = start_logging(source, filter) {
         output::complain(&sentence);
         return ExitCode::from(2);
     }

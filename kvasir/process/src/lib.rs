@@ -12,26 +12,40 @@ use tracing_subscriber::EnvFilter;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Writes log lines to standard error, in colour if it is a terminal. The filter is `flag`; without it, the environment
-/// variable `RUST_LOG`; without that or if it is not a valid filter, `default`.
+/// Writes the log lines that `filter` selects to standard error, in colour if it is a terminal. `source` names the filter
+/// in errors: the flag or the environment variable that it comes from.
 ///
 /// # Errors
 ///
-/// A sentence for the user if `flag` is not a valid filter.
+/// A sentence for the user if the filter is invalid.
 ///
 /// # Panics
 ///
 /// Panics if the process already writes log lines.
-pub fn start_logging(flag: Option<&str>, default: &str) -> Result<(), String> {
-    let filter = match flag {
-        Some(directives) => EnvFilter::try_new(directives)
-            .map_err(|error| format!("--log {directives:?} is not a log filter: {error}"))?,
-        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default)),
-    };
+pub fn start_logging(source: &str, filter: &str) -> Result<(), String> {
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(parse(source, filter)?)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     Ok(())
+}
+
+fn parse(source: &str, filter: &str) -> Result<EnvFilter, String> {
+    EnvFilter::try_new(filter).map_err(|error| {
+        format!("{source} {filter:?} is not a log filter: {error}; write for example \"info\" or \"warn,kvasir_conductor=debug\"")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_invalid_filter_is_refused_with_its_source_and_an_example() {
+        let error = parse("--log", "kvasir=loud").expect_err("`loud` is not a level");
+        assert!(error.starts_with("--log \"kvasir=loud\" is not a log filter: "), "{error}");
+        assert!(error.contains("warn,kvasir_conductor=debug"), "{error}");
+        assert!(parse("RUST_LOG", "warn,kvasir_conductor=debug").is_ok());
+    }
 }

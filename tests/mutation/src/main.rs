@@ -24,8 +24,10 @@ const FAILOVER_SEEDS: &str = "300";
 const TRIES_MAX: u32 = 5;
 /// Seconds. A test that does not end says nothing about the fault.
 const SUITE_TIMEOUT: &str = "3600";
-/// The exit status of `timeout` when the time is over.
-const TIMED_OUT: i32 = 124;
+/// The exit statuses of `timeout` when the time is over: after the first signal, and after `--kill-after`.
+const TIMED_OUT: [i32; 2] = [124, 137];
+/// The exit status of `tests/verbs-vm/run` when the virtual machine died.
+const MACHINE_DIED: i32 = 125;
 
 fn main() -> ExitCode {
     match run(std::env::args().skip(1)) {
@@ -113,8 +115,8 @@ fn words(text: &'static str) -> Vec<&'static str> {
 
 /// The result of a suite under a mutation.
 enum Verdict {
-    /// It failed; the first words about it.
-    Found(String),
+    /// It failed: the test, if its output names one, and the first words about it.
+    Found { test: Option<String>, words: String },
     /// It passed.
     Missed,
     /// The run is not valid: the suite did not build, ran no test, or did not end.
@@ -126,6 +128,7 @@ struct Workshop {
     root: PathBuf,
     target: PathBuf,
     results: PathBuf,
+    tree: String,
 }
 
 impl Workshop {
@@ -137,7 +140,7 @@ impl Workshop {
         let tree = source_tree(&root, &target)?;
         let results = target.join(format!("found-{tree}.tsv"));
         eprintln!("results: {}", results.display());
-        Ok(Workshop { root, target, results })
+        Ok(Workshop { root, target, results, tree })
     }
 
     fn forget(&self) -> Result<(), String> {
@@ -158,9 +161,13 @@ impl Workshop {
         whole.lines().filter_map(row).collect()
     }
 
+    /// Keeps a result, unless a file has changed since the start: then it belongs to no tree.
     fn note(&self, name: &str, found: &str) -> Result<(), String> {
+        if source_tree(&self.root, &self.target)? != self.tree {
+            return Err("a file changed during the run; run the command again".to_owned());
+        }
         let file = OpenOptions::new().create(true).append(true).open(&self.results);
-        file.and_then(|mut file| writeln!(file, "{name}\t{found}"))
+        file.and_then(|mut file| file.write_all(format!("{name}\t{found}\n").as_bytes()))
             .map_err(|error| format!("{}: {error}", self.results.display()))
     }
 
@@ -168,7 +175,7 @@ impl Workshop {
         let mut earlier = self.earlier();
         let mut missed = Vec::new();
         // In this build, the test of the ordinary binary finds every mutation.
-        if let Verdict::Found(why) | Verdict::Broken(why) =
+        if let Verdict::Found { words: why, .. } | Verdict::Broken(why) =
             self.verdict(Finder::Tests("-p kvasir --test binary"), None)
         {
             return Err(format!("the binary lacks mutations: {why}"));
@@ -183,7 +190,7 @@ impl Workshop {
             if let Entry::Vacant(baseline) = earlier.entry(format!("{finder:?}")) {
                 match self.verdict(finder, None) {
                     Verdict::Missed => self.note(baseline.key(), "passes without a mutation")?,
-                    Verdict::Found(why) | Verdict::Broken(why) => {
+                    Verdict::Found { words: why, .. } | Verdict::Broken(why) => {
                         println!("{name}: `{}` fails without a mutation: {why}", suite.join(" "));
                         missed.push(name);
                         continue;
@@ -192,7 +199,9 @@ impl Workshop {
                 baseline.insert(String::new());
             }
             match self.search(finder, name) {
-                Verdict::Found(what) => {
+                Verdict::Found { test, words } => {
+                    let what = test.map_or(words.clone(), |test| format!("{test}: {words}"));
+                    let what = cut(&what);
                     println!("{name}: found: {what}");
                     self.note(name, &what)?;
                 }
@@ -210,15 +219,24 @@ impl Workshop {
         Ok(missed.is_empty())
     }
 
+    /// The result of a finder under a mutation. A suite without seeds runs several times, and the test that finds the
+    /// mutation must fail twice: a test that fails now and then would find anything.
     fn search(&self, finder: Finder, name: &str) -> Verdict {
-        let mut tries = if matches!(finder, Finder::Tests(_)) { TRIES_MAX } else { 1 };
-        loop {
-            let verdict = self.verdict(finder, Some(name));
-            tries -= 1;
-            if tries == 0 || !matches!(verdict, Verdict::Missed) {
-                return verdict;
+        let is_seeded = !matches!(finder, Finder::Tests(_));
+        let mut first: Option<Option<String>> = None;
+        for _ in 0..if is_seeded { 1 } else { TRIES_MAX } {
+            match self.verdict(finder, Some(name)) {
+                Verdict::Missed => {}
+                Verdict::Found { test, words } => {
+                    if is_seeded || first.as_ref().is_some_and(|first| *first == test) {
+                        return Verdict::Found { test, words };
+                    }
+                    first = Some(test);
+                }
+                broken @ Verdict::Broken(_) => return broken,
             }
         }
+        Verdict::Missed
     }
 
     fn verdict(&self, finder: Finder, mutation: Option<&str>) -> Verdict {
@@ -238,7 +256,10 @@ impl Workshop {
         }
         let broken = |what: &str| Verdict::Broken(format!("{what}; see {}", log.display()));
         match output.status.code() {
-            Some(TIMED_OUT) => broken("the tests do not end"),
+            Some(code) if TIMED_OUT.contains(&code) => broken("the tests do not end"),
+            Some(MACHINE_DIED) if matches!(finder, Finder::VirtualMachine(_)) => {
+                broken("the virtual machine died")
+            }
             _ if text.contains("error: could not compile") => broken("it does not build"),
             _ => {
                 let is_simulation =
@@ -247,7 +268,11 @@ impl Workshop {
                 let counts = |words: &String| !is_simulation || words.contains("seed ");
                 let words = failing_seed(&text);
                 let words = words.or_else(|| panic_message(&text).filter(counts));
-                words.map_or_else(|| broken("no test failed"), |words| Verdict::Found(cut(&words)))
+                let test = failing_test(&text);
+                words.map_or_else(
+                    || broken("no test failed"),
+                    |words| Verdict::Found { test, words },
+                )
             }
         }
     }
@@ -308,6 +333,13 @@ fn failing_seed(text: &str) -> Option<String> {
     })
 }
 
+/// The first test whose captured output the test program prints because it failed.
+fn failing_test(text: &str) -> Option<String> {
+    let name =
+        |line: &str| Some(line.strip_prefix("---- ")?.strip_suffix(" stdout ----")?.to_owned());
+    text.lines().find_map(name)
+}
+
 /// The message of the first panic, or its place if it has no message.
 fn panic_message(text: &str) -> Option<String> {
     let mut lines = text.lines().skip_while(|line| !line.contains("panicked at"));
@@ -336,6 +368,9 @@ mod tests {
         panic("thread 'a' panicked at b.rs:1:2:\nleft is right\n", Some("left is right"));
         panic("thread 'a' panicked at b.rs:1:2:", Some("thread 'a' panicked at b.rs:1:2:"));
         panic("signal: 11, SIGSEGV", None);
+        let test = |text: &str| failing_test(text);
+        assert_eq!(test("x\n---- a::b stdout ----\n\nthread"), Some("a::b".to_owned()));
+        assert_eq!(test("signal: 11, SIGSEGV"), None);
     }
 
     #[test]

@@ -243,6 +243,28 @@ fn heavy_libraries_are_built_only_if_they_are_selected() {
     assert_none("libraries", &complaints);
 }
 
+/// The binary's own package has `opt-level = 0`, so its code is not optimised: an allocator there made each token
+/// 5 % more expensive (decision 63).
+#[test]
+fn the_binary_leaves_the_allocator_and_the_log_writer_to_an_optimised_package() {
+    let packages = packages();
+    let binary = packages.iter().find(|package| name(package) == "kvasir");
+    let declared = binary.and_then(|package| package["dependencies"].as_array());
+    let declared: BTreeSet<&str> = declared.into_iter().flatten().map(name).collect();
+    assert!(declared.contains("kvasir-process"), "the manifest was read");
+    let misplaced = ["mimalloc", "tracing-subscriber"].into_iter();
+    let misplaced = misplaced.filter(|library| declared.contains(library));
+    let mut complaints: Vec<String> =
+        misplaced.map(|library| format!("kvasir declares {library}; use kvasir-process")).collect();
+    let sources = files(&[".rs"]).into_iter().filter(|file| file.starts_with("kvasir/src"));
+    complaints.extend(
+        sources
+            .filter(|file| read(file).contains("#[global_allocator]"))
+            .map(|file| format!("{} defines an allocator; kvasir-process has it", file.display())),
+    );
+    assert_none("unoptimised code", &complaints);
+}
+
 /// The names that a source may use as crates: those before `::` and those that `use` names, outside comments.
 fn crates_named(text: &str) -> BTreeSet<&str> {
     let is_word = |it: char| it.is_alphanumeric() || it == '_';
