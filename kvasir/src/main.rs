@@ -1,6 +1,6 @@
 //! The `kvasir` binary. `up` runs a whole cluster on this machine. `conductor`, `store-node` and `engine` are its daemons.
 //! `config` prints the reference configuration of a daemon, `doctor` checks a host, `admin` inspects and drains a store
-//! node, `explain` and `top` show what a conductor did and does, `replay` computes what a cluster would do with a trace, and
+//! node, `explain` and `top` show the decisions and the load of a conductor, `replay` simulates a cluster with a trace, and
 //! `demo` compares a cluster's decisions with measurements. No module below this file reads the environment.
 #![forbid(unsafe_code)]
 

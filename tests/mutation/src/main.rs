@@ -4,8 +4,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for a terminal")]
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -223,15 +223,14 @@ impl Workshop {
     /// mutation must fail twice: a test that fails now and then would find anything.
     fn search(&self, finder: Finder, name: &str) -> Verdict {
         let is_seeded = !matches!(finder, Finder::Tests(_));
-        let mut first: Option<Option<String>> = None;
+        let mut failed = BTreeSet::new();
         for _ in 0..if is_seeded { 1 } else { TRIES_MAX } {
             match self.verdict(finder, Some(name)) {
                 Verdict::Missed => {}
                 Verdict::Found { test, words } => {
-                    if is_seeded || first.as_ref().is_some_and(|first| *first == test) {
+                    if is_seeded || !failed.insert(test.clone()) {
                         return Verdict::Found { test, words };
                     }
-                    first = Some(test);
                 }
                 broken @ Verdict::Broken(_) => return broken,
             }

@@ -591,7 +591,7 @@ impl Card for VerbsCard {
             let target = Ticket::from_bytes(target).filter(|of| self.handshakes.meet(pipe, *of));
             let senseless = || {
                 CardError::new(
-                    "the peer does not support handshakes by datagrams; set `verbs.handshake` to the same value on both nodes",
+                    "the peer did not answer with a handshake by datagrams; run the same version of Kvasir on both nodes",
                 )
             };
             self.learn_way(pipe, &target.ok_or_else(senseless)?)?;
@@ -602,7 +602,7 @@ impl Card for VerbsCard {
         match self.pipes.get_mut(&pipe) {
             Some(pipe) if pipe.lanes.len() == peers.len() => pipe.connect(&peers, &self.connect),
             _ => Err(CardError::new(
-                "the peer has a different number of queue pairs; set `verbs.write_queue_pairs` to the same value on both nodes",
+                "the peer answered with another number of queue pairs; run the same version of Kvasir on both nodes",
             )),
         }
     }
